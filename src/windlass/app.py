@@ -8,7 +8,7 @@ import functools
 import inspect
 from bisect import bisect_right
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, Unpack, cast, overload
 
@@ -266,6 +266,15 @@ class Windlass:
     def schedules(self) -> ScheduleHandles:
         """The schedules that the queue has."""
         return ScheduleHandles(self)
+
+    def worker(self, target: str, **settings: Any) -> "AbstractAsyncContextManager[None]":
+        """A worker of this app in a process beside this one: `async with app.worker("shop:app", slots=8)`.
+
+        For the lifespan of a web server. `target` is the app as `module:name`; settings are those of `[worker]`.
+        """
+        from windlass.run_embedded import embedded_worker  # noqa: PLC0415 - most programs need none
+
+        return embedded_worker(target, settings)
 
     @property
     def testing(self) -> "Testing":

@@ -27,7 +27,9 @@ class CachedValue(Generic[T]):
     def __init__(
         self, look: Callable[[], Awaitable[T]], clock: Clock, remember: float, patience: float | None = None
     ) -> None:
-        """`patience`: seconds that a look is waited for if something is known; null = until it is over."""
+        """`patience`: seconds that a look is waited for if something is known, or if the last look was in vain; null =
+        until it is over.
+        """
         self._look = look
         self._clock = clock
         self._remember = remember
@@ -37,6 +39,8 @@ class CachedValue(Generic[T]):
         self._looking: asyncio.Task[None] | None = None
         self._late = False
         """Whether the last refresh took too long: then callers do not wait for the next."""
+        self._fault: Unavailable | None = None
+        """Of the last look, if it was in vain."""
 
     async def known(self) -> T:
         """What is known; raises only while nothing is."""
@@ -46,8 +50,12 @@ class CachedValue(Generic[T]):
             self._looking = asyncio.create_task(self._look_up(), name="windlass-look")
             self._looking.add_done_callback(_hear)
         looking = self._looking
-        if self._known is None or self._patience is None:
+        if self._patience is None or (self._known is None and self._fault is None):
             await asyncio.shield(looking)
+        elif self._known is None:
+            await asyncio.wait([looking], timeout=self._patience)
+            if self._known is None and self._fault is not None:
+                raise self._fault.with_traceback(None)
         elif not self._late:
             _, pending = await asyncio.wait([looking], timeout=self._patience)
             self._late = bool(pending)
@@ -58,13 +66,15 @@ class CachedValue(Generic[T]):
         asked_at = self._clock.monotonic()
         try:
             self._known = await self._look()
-        except Unavailable:
+        except Unavailable as fault:
+            self._fault = fault
             if self._known is None:
                 raise
             self._until = self._clock.monotonic() + TRY_AGAIN
         else:
             self._until = asked_at + self._remember
             self._late = False
+            self._fault = None
         finally:
             self._looking = None
 

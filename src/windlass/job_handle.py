@@ -8,6 +8,7 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, overload
 
 from msgspec import UNSET, Raw
+from msgspec.structs import asdict
 
 from windlass.call.arguments import CallSignature
 from windlass.call.options import Duration
@@ -95,6 +96,19 @@ class Job(Generic[R]):
     def state(self) -> State:
         """The job's state; asks the queue each time."""
         return self.refresh().state
+
+    @property
+    def progress(self) -> dict[str, Any] | None:
+        """How far the job says it is, as `done`, `total`, `note`; None if it has not said. Asks the queue each time."""
+        return _progress(self.refresh())
+
+    async def aprogress(self) -> dict[str, Any] | None:
+        """The same in asynchronous code."""
+        return _progress(await self.arefresh())
+
+    async def astate(self) -> State:
+        """The job's state, in asynchronous code."""
+        return (await self.arefresh()).state
 
     def result(self, timeout: Duration | None = None) -> R:
         """What the task returned, waiting for it: so long, or until it has ended.
@@ -343,6 +357,10 @@ class Job(Generic[R]):
 
     def __hash__(self) -> int:
         return hash(self.id)
+
+
+def _progress(record: Record) -> dict[str, Any] | None:
+    return None if record.progress is None else asdict(record.progress)
 
 
 def _anything() -> Any: ...

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.patience import PATIENCE
 from tests.support.stores import VirtualClock
 from windlass.cached import TRY_AGAIN, CachedValue
 from windlass.model.errors import Unavailable
@@ -99,6 +100,25 @@ async def test_while_nothing_is_known_every_caller_gets_the_error(oracle: Oracle
     assert [type(one) for one in answers] == [Unavailable] * 3
     oracle.away = False
     assert await cached.known() == 2, "and the next one asks again"
+
+
+async def test_while_nothing_is_known_a_silent_store_holds_up_only_the_first_callers(
+    oracle: Oracle, clock: VirtualClock
+) -> None:
+    """As a server that has never reached its store, which takes jobs all the same."""
+    cached = CachedValue(oracle, clock, remember=1.0, patience=0.01)
+    oracle.away = True
+    with pytest.raises(Unavailable):
+        await cached.known()
+    oracle.may_answer.clear()
+    for _ in range(3):
+        with pytest.raises(Unavailable, match="the store does not answer"):
+            await asyncio.wait_for(cached.known(), PATIENCE)
+    assert oracle.asked == 2, "one look goes on"
+    oracle.away = False
+    oracle.may_answer.set()
+    await oracle.answered.wait()
+    assert await cached.known() == 2
 
 
 async def test_who_gives_up_does_not_end_the_look_of_others(oracle: Oracle, clock: VirtualClock) -> None:

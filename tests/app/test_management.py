@@ -1,5 +1,6 @@
 """Queues, limits and jobs managed from Python, with and without an event loop."""
 
+import json
 import os
 from pathlib import Path
 
@@ -8,7 +9,8 @@ import pytest
 from tests.support.servers import Server
 from windlass import Invalid, Windlass, current
 from windlass.model.job import State
-from windlass.model.operations import Claim, Register
+from windlass.model.operations import Alive, Claim, Register, Renew
+from windlass.model.output import Progress
 from windlass.model.worker import NewWorker
 
 
@@ -70,6 +72,22 @@ def test_jobs_are_found_counted_and_acted_on(app: Windlass) -> None:
     app.close()
 
 
+async def test_progress_is_plain(app: Windlass) -> None:
+    @app.task
+    def draw() -> None: ...
+
+    job = draw.enqueue()
+    assert (job.progress, await job.aprogress(), await job.astate()) == (None, None, "queued")
+    worker = app.ask(Register(worker=NewWorker(name="w"))).worker
+    (claimed,) = app.ask(Claim(worker=worker))
+    half = Progress(done=1, total=2, note="half")
+    app.ask(Renew(worker=worker, jobs=[Alive(id=job.id, token=claimed.token, progress=half)]))
+    assert json.loads(json.dumps(job.progress)) == {"done": 1, "total": 2, "note": "half"}
+    assert await job.aprogress() == job.progress
+    await app.aclose()
+    app.close()
+
+
 async def test_failures_are_grouped(app: Windlass) -> None:
     @app.task
     def draw() -> None: ...
@@ -121,6 +139,7 @@ def test_after_takes_one_job_and_a_plain_call_reports_nothing(app: Windlass, tmp
         current.progress(1, 2, "half")
         current.log("on the way")
         current.attach(path)
+        assert current.spawn(step, path) == ""
         return f"{path.name} {current.cancelled} {current.files}"
 
     first = step.enqueue(tmp_path)

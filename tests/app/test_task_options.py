@@ -16,7 +16,7 @@ from windlass.engine.records import OPTIONS_CACHED_FOR, TASK_OPTIONS, WithTaskOp
 from windlass.model.limit import Pause
 from windlass.model.names import fresh_id
 from windlass.model.new_job import JobOptions, NewJob
-from windlass.model.operations import Enqueue, EnqueueLines, EnqueueMany, PauseTask, Show, Workers
+from windlass.model.operations import Enqueue, EnqueueLines, EnqueueMany, GetTask, PauseTask, Show, Workers
 
 SHOP = """
 import os
@@ -53,6 +53,10 @@ def test_the_command_line_and_http_take_the_options_of_a_task(shop: WorkerHarnes
 
     made = shop.run("enqueue", "send", '["Bob"]', "--max-retry", "1", "--tag", "x", "--json", *place)
     job = shop.app.job(json.loads(made.stdout)["id"]).refresh()
+    shown = shop.run("tasks", "show", "send", *place).stdout
+    assert shown.startswith("task send: not paused\n")
+    assert '  queue  "mail"\n' in shown
+    assert "  max_retry  3\n" in shown
     assert of(job) == {**OPTIONS, "max_retry": 1}, "they stay when the worker has gone, and what is said counts"
     assert (job.tags, job.retry.base) == (["x"], 2.0)
     exact = shop.run("enqueue", "send", '["Eve"]', "--exact", "--json", *place)
@@ -115,8 +119,10 @@ async def test_the_last_worker_counts_and_one_that_says_nothing_changes_nothing(
     assert all(worker.options is None for worker in await engine(Workers())), "not shown with the worker"
     await register(engine, "mail", tasks=["a"])
     assert await queue_of("a") == "mail"
+    assert (await engine(GetTask(task="a"))).options == JobOptions(queue="mail")
     await register(engine, "mail", tasks=["a"], options={})
     assert (await queue_of("a"), await queue_of("b")) == ("default", "mail")
+    assert (await engine(GetTask(task="a"))).options is None, "the newest registration wins, and is shown"
     own = fresh_id(b"0" * 16, "default")
     assert await queue_of("b", id=own) == "default", "its id is for that queue"
     assert await queue_of("b", key="k") == "mail"

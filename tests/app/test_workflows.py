@@ -152,6 +152,37 @@ def test_manual_jobs_of_a_workflow_wait_until_those_before_them_have_run(app: Wi
         assert (batch.progress().total, batch.progress().done) == (3, 3), "one whose record is gone has ended"
 
 
+# on_failure
+
+
+def test_a_task_can_name_one_that_gets_the_records_of_its_failed_jobs() -> None:
+    app = Windlass("never.db")
+    seen: list[dict[str, Any]] = []
+
+    @app.task
+    def alert(job: dict[str, Any]) -> None:
+        seen.append(job)
+        raise ValueError("nor can this")
+
+    @app.task(on_failure=alert)
+    def number(value: int) -> int:
+        if value < 0:
+            raise ValueError("negative")
+        return value
+
+    with app.testing.inline() as inline:
+        number.enqueue(1)
+        failed = number.enqueue(-1)
+        assert [(job["id"], job["task"], job["payload"]) for job in seen] == [(failed.id, "number", {"value": -1})]
+        assert seen[0]["error"]["type"] == "ValueError"
+        number.using(on_failure=None).enqueue(-2)
+        assert len(seen) == 1
+        assert inline.assert_enqueued(alert).state is State.FAILED
+    for wrong in (alert.using(queue="x"), app.task(name="none")(lambda: None), 7):
+        with pytest.raises(Invalid, match="on_failure"):
+            number.using(on_failure=wrong)  # type: ignore[arg-type]
+
+
 # What is refused
 
 

@@ -169,6 +169,13 @@ def test_a_record_names_the_version_of_the_handler_and_the_sandbox_of_that_run(
     assert (wrong.state, wrong.sandbox, wrong.handler_version) == (State.FAILED, "limits", 1)
     assert re.search(r"worker .*version 2 of its handler, sandbox limits", bench.command("jobs", "show", echoed))
     assert "sandbox" not in bench.command("jobs", "show", added.id)
+    bench.upload("doze", "sleep 600", "sh")
+    (dozing,) = bench.feed("doze", "so")
+    until(lambda: bench.job(dozing).pid)
+    running = bench.job(dozing)
+    assert (running.sandbox, running.handler_version) == ("limits", 1), "known while it runs"
+    bench.command("jobs", "cancel", dozing)
+    assert bench.ended(dozing).state is State.CANCELLED
 
 
 @ON_A_FILE

@@ -2,10 +2,12 @@
 
 import asyncio
 import socket
+from base64 import b64encode
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from urllib.parse import urlsplit
 
+import pytest
 from starlette.types import Message
 
 from tests.support.http_servers import LOCAL
@@ -15,13 +17,15 @@ from windlass.model.job import Job
 from windlass.model.operations import Alive, Claim, Claimed, Register, Renew
 from windlass.model.output import MOST_CHUNK, NewChunk, Progress
 from windlass.model.worker import NewWorker
-from windlass.server.streams import MOST_BUFFERED, PIECE, Stream
+from windlass.server.streams import MOST_BUFFERED, PIECE, SendQueue, Stream
 
 SMALL = 4096
 
 
 @asynccontextmanager
-async def deaf(hub: Station, path: str, receive_buffer: int | None = SMALL) -> AsyncIterator[socket.socket]:
+async def deaf(
+    hub: Station, path: str, receive_buffer: int | None = SMALL, *, head: str = ""
+) -> AsyncIterator[socket.socket]:
     """One who asks and reads no further than the first byte."""
     where = urlsplit(hub.address)
     loop = asyncio.get_running_loop()
@@ -30,8 +34,8 @@ async def deaf(hub: Station, path: str, receive_buffer: int | None = SMALL) -> A
             link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
         link.setblocking(False)
         await loop.sock_connect(link, (where.hostname, where.port))
-        head = f"GET {path} HTTP/1.1\r\nhost: {where.netloc}\r\nauthorization: Bearer {LOCAL}\r\n\r\n"
-        await loop.sock_sendall(link, head.encode())
+        request = f"GET {path} HTTP/1.1\r\nhost: {where.netloc}\r\nauthorization: Bearer {LOCAL}\r\n{head}\r\n"
+        await loop.sock_sendall(link, request.encode())
         assert await loop.sock_recv(link, 1) == b"H"
         yield link
 
@@ -127,6 +131,36 @@ async def test_who_reads_slowly_but_reads_is_not(hub: Station) -> None:
                 heard += len(await loop.sock_recv(link, 1 << 14))
         assert heard > 1000
         assert hub.engine.feed._watchers
+
+
+async def test_slow_followers_of_one_job_hold_the_same_output(hub: Station, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each reads it from the store; hundreds of copies would have to be held for those that read nothing."""
+    added: list[bytes] = []
+    plain = SendQueue.add
+
+    def add(queue: SendQueue, frame: str | bytes) -> None:
+        if len(frame) >= MOST_CHUNK:
+            added.append(frame if isinstance(frame, bytes) else frame.encode())
+        plain(queue, frame)
+
+    monkeypatch.setattr(SendQueue, "add", add)
+    worker, (claimed,), (job,) = await running(hub)
+    path, number = f"/v1/default/jobs/{job.id}", 3
+    upgrade = "upgrade: websocket\r\nconnection: upgrade\r\nsec-websocket-version: 13\r\n"
+    key = f"sec-websocket-key: {b64encode(bytes(16)).decode()}\r\n"
+    async with AsyncExitStack() as opened:
+        for _ in range(number):
+            await opened.enter_async_context(deaf(hub, f"{path}/events"))
+            await opened.enter_async_context(deaf(hub, f"{path}/live", head=upgrade + key))
+        for text in (b"x", b"y"):
+            chunk = NewChunk(stream="stdout", data=text * MOST_CHUNK)
+            await hub.client(Renew(worker=worker, jobs=[Alive(id=job.id, token=claimed.token, output=[chunk])]))
+
+        async def all_added() -> bool:
+            return len(added) == 2 * 2 * number
+
+        await until(all_added)
+    assert len({id(frame) for frame in added}) == 2 * 2, "one of each chunk for each kind of stream"
 
 
 async def test_a_connection_holds_no_more_than_a_piece_of_what_others_get_too() -> None:

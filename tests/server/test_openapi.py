@@ -121,6 +121,7 @@ def test_the_document_describes_deliveries_to_workers() -> None:
     outcome = DOCUMENT["components"]["schemas"]["Outcome"]
     assert outcome["required"] == ["outcome"]
     assert not {"id", "token", "tenant"} & set(outcome["properties"])
+    assert "later than 30 s or longer than 32 MiB" in " ".join(called["post"]["description"].split())
 
 
 def test_every_route_documents_the_limit_of_its_head() -> None:

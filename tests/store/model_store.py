@@ -259,8 +259,8 @@ class ModelJobs:
         entry.expires_at = later(now, new.expires)
         entry.abandon_at = later(now, new.owner_timeout)
         self._jobs[key_of(job)] = entry
+        entry.followed = new.then is not None or new.on_failure is not None
         if new.then is not None:
-            entry.followed = True
             self._sequels.setdefault(key_of(job), Sequels()).then = new.then
         if job.state is State.QUEUED:
             self._notify(f"work/{job.queue}")

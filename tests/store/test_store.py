@@ -54,6 +54,7 @@ TERMS: dict[str, Any] = {
     "headers": {"trace": "1-2-3"},
     "content_type": "text/plain",
     "one_argument": True,
+    "on_failure": "alert",
 }
 
 

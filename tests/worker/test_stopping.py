@@ -65,6 +65,7 @@ def test_a_running_job_of_every_kind_is_cancelled(harness: WorkerHarness) -> Non
         took[name] = time.monotonic() - asked_at
         assert (record.state, record.reason, record.attempt) == (State.CANCELLED, Reason.CANCELLED, 1), name
         assert record.error is None or record.error.type == "Cancelled", name
+        assert {entry.reason for entry in record.errors} <= {Reason.CANCELLED}, name
     tell({name: round(seconds, 2) for name, seconds in took.items()})
     until(lambda: not survivors(harness))
 

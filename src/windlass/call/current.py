@@ -95,9 +95,9 @@ running: ContextVar[RunHooks] = ContextVar("windlass_run")
 class Current:
     """The job that this code runs for.
 
-    In a plain call of a task there is none: what only reports (`progress`, `log`, `emit`, `attach`) does nothing,
-    `cancelled` is false, `files` and `results` are empty; what needs a job (`job`, `folder`, `input`, `spawn`) raises
-    `RuntimeError`.
+    In a plain call of a task there is none: what only reports or queues (`progress`, `log`, `emit`, `attach`,
+    `spawn`) does nothing, `cancelled` is false, `files` and `results` are empty; what a job must give (`job`,
+    `folder`, `input`) raises `RuntimeError`.
     """
 
     @property
@@ -175,8 +175,11 @@ class Current:
     def spawn(self, task: Sendable, /, *args: Any, **kwargs: Any) -> str:
         """Queue another job together with the success of this one, and return its id.
 
-        Nothing is queued if this one does not succeed; and if this one is run again, the other is still one job.
+        Nothing is queued if this one does not succeed; and if this one is run again, the other is still one job. In a
+        plain call nothing is queued, and the id is empty.
         """
+        if not self:
+            return ""
         return _run().spawn(task.new_job(args, kwargs, named=False))
 
     def __bool__(self) -> bool:

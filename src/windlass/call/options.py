@@ -3,7 +3,7 @@
 Knows durations and policies as people write them; whether a value is in bounds is the model's business.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Literal, Protocol, TypedDict
 
@@ -39,6 +39,8 @@ class TaskOptions(TypedDict, total=False):
     """When those re-runs come."""
     tier: str | float | None
     yielding: bool
+    on_failure: "Following | str | None"
+    """A task, or its name, that is queued when the job has failed; it gets the job's record as its one argument."""
     isolate: bool
     """Whether each job gets a process of its own."""
     on_lost: OnLost | None
@@ -114,22 +116,15 @@ def to_fields(options: Options) -> dict[str, Any]:
     for name in DURATIONS:
         if fields.get(name) is not None:
             fields[name] = duration_of(fields[name], at=name)
-    if "after" in fields:
-        after = fields["after"]
-        parents = [after] if isinstance(after, str) or hasattr(after, "id") else after
-        fields["after"] = [one if isinstance(one, str) else one.id for one in parents]
-    if "then" in fields:
-        fields["then"] = _following(fields["then"])
-    match fields.get("retry"):
-        case str() as preset if preset not in PRESETS:
-            raise Invalid(f"{preset!r} is no policy: {', '.join(PRESETS)}, or a Retry of your own", at="retry")
-        case str() as preset:
-            fields["retry"] = PRESETS[preset]
-        case dict() as policy:
-            fields["retry"] = _policy(policy)
-    if isinstance(fields.get("output"), dict):
-        fields["output"] = _output(fields["output"])
+    for name in CONVERTED.keys() & fields.keys():
+        fields[name] = CONVERTED[name](fields[name])
     return fields
+
+
+def _ids(given: Any) -> list[str]:
+    """Of one job or several, given as handles or ids."""
+    several = [given] if isinstance(given, str) or hasattr(given, "id") else given
+    return [one if isinstance(one, str) else one.id for one in several]
 
 
 def _following(task: Any) -> NewJob:
@@ -143,23 +138,54 @@ def _following(task: Any) -> NewJob:
     return new
 
 
+def _failure_task(task: Any) -> str | None:
+    """Its name: its options are those that it was declared with."""
+    if task is None or isinstance(task, str):
+        return task
+    new = getattr(task, "template", None)
+    if not isinstance(new, NewJob) or task.said:
+        raise Invalid("give a task, or its name, without options of this call: on_failure=notify", at="on_failure")
+    if not task.plan.takes_one:
+        called = f"{new.task}{task.plan.signature}"
+        raise Invalid(f"{called} cannot be called with one argument, the failed job's record", at="on_failure")
+    return new.task
+
+
 def duration_of(given: Any, at: str) -> float:
     if not isinstance(given, Duration):
         raise Invalid(f"{given!r} is not a duration: write 90, '90s', '10m', '2h 30m' or '7d'", at=at)
     return seconds(given, at=at)
 
 
-def _output(given: dict[str, Any]) -> OutputPolicy:
+def _output(given: Any) -> Any:
+    if not isinstance(given, dict):
+        return given
     try:
         return msgspec.convert(given, OutputPolicy)
     except msgspec.ValidationError as fault:
         raise invalid(fault, at="output", kind=OutputPolicy) from None
 
 
-def _policy(given: dict[str, Any]) -> RetryPolicy:
-    """A policy as a map: its durations may be written as people write them."""
+def _policy(given: Any) -> Any:
+    """A policy by its name, or as a map, whose durations may be written as people write them."""
+    if isinstance(given, str):
+        if given not in PRESETS:
+            raise Invalid(f"{given!r} is no policy: {', '.join(PRESETS)}, or a Retry of your own", at="retry")
+        return PRESETS[given]
+    if not isinstance(given, dict):
+        return given
     durations = {name: duration_of(given[name], at=f"retry.{name}") for name in POLICY_DURATIONS if given.get(name)}
     try:
         return msgspec.convert({**given, **durations}, RetryPolicy)
     except msgspec.ValidationError as fault:
         raise invalid(fault, at="retry", kind=RetryPolicy) from None
+
+
+CONVERTED: dict[str, Callable[[Any], Any]] = {
+    "after": _ids,
+    "then": _following,
+    "on_failure": _failure_task,
+    "retry": _policy,
+    "output": _output,
+}
+"""Options that people write in other ways than a job has them."""

@@ -49,6 +49,9 @@ class EnqueueOptions:
         WithResults | None,
         option("HOW", "Pass what they returned: list or one (as first argument), or current (in current.results)."),
     ] = None
+    on_failure: Annotated[str | None, option("TASK", "Queue this task, with the job's record, if the job fails.")] = (
+        None
+    )
     timeout: Annotated[float | None, option("TIME", "The timeout of one run (none).", read=seconds)] = None
     tier: Annotated[str | float | None, option("TIER", "The tier, by name or by seconds.", read=_tier)] = None
     yielding: Annotated[bool, flag("Start it at once or not at all; it is halted when other jobs need the slot.")] = (

@@ -29,6 +29,7 @@ from windlass.model.operations import (
     PauseTask,
     PutLimit,
     RemoveLimit,
+    TaskCard,
 )
 from windlass.system import SystemClock
 
@@ -183,14 +184,17 @@ def _read_rate(text: str | None, burst: int | None) -> Rate | None:
 # Tasks
 
 
-def _print_task(task: str, pause: Pause, to: Callable[[str], None]) -> None:
-    to(f"task {task}: {pause_text(pause) or 'not paused'}")
+def _print_task(task: str, found: Pause, to: Callable[[str], None]) -> None:
+    to(f"task {task}: {pause_text(found) or 'not paused'}")
+    if isinstance(found, TaskCard) and found.options is not None:
+        for name, value in msgspec.to_builtins(found.options).items():
+            to(f"  {name}  {console.to_json(value)}")
 
 
 TASKS = Resource(
     name="tasks",
     help={
-        "show": "Show whether a task is paused.",
+        "show": "Show whether a task is paused, and the options that its last worker registered.",
         "pause": """Pause a task in all its queues: none of its jobs starts.
 
     For example:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Coroutine
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Any
 
 import uvloop
@@ -25,13 +26,14 @@ from windlass.system import SystemClock
 from windlass.worker import WorkerOptions
 from windlass.worker.contexts.processes import AppBroken
 from windlass.worker.functions import FunctionOptions, Tier
+from windlass.worker.reload import run_reloading
 from windlass.worker.siblings import run_siblings
 
 CAPACITY = Group("Capacity", sort_key=10)
 RECYCLING = Group("Process limits", sort_key=11)
 HANDLERS = Group("Handlers: code stored in the queue", sort_key=12)
 SHUTDOWN = Group("Shutdown", sort_key=13)
-LOGGING = Group("Logging", sort_key=14)
+LOGGING = Group("Logging and development", sort_key=14)
 
 SLOTS = ("--slots", "--concurrency", "-c")
 
@@ -128,6 +130,9 @@ def worker(
     /,
     *,
     outbox: Outbox = None,
+    reload: Annotated[
+        bool, flag("Start again when a Python file below this folder changes: for development.", group=LOGGING)
+    ] = False,
     burst: Annotated[bool, flag("Exit when the queues are empty.", group=SHUTDOWN)] = False,
     handler_flags: HandlerFlags = NO_HANDLER_FLAGS,
     flags: WorkerFlags = NO_FLAGS,
@@ -160,9 +165,13 @@ def worker(
     address = target.server or (target.store if app else settings.store)
     tenant = settings.tenant if target.tenant or not app else None
     run = partial(_run, options, address, engine, tenant, settings.outbox, verbose=verbose)
-    if settings.worker.processes == 1:
+    if reload and settings.worker.processes > 1:
+        raise Invalid("--reload is for one process: leave out --processes", at="--reload")
+    if settings.worker.processes == 1 and not reload:
         return run()
     console.log(logging.DEBUG if verbose else logging.INFO)
+    if reload:
+        return run_reloading(Path.cwd(), run, SystemClock())
     return run_siblings(settings.worker.processes, run, SystemClock())
 
 

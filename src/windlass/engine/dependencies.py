@@ -15,6 +15,7 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from windlass.engine.context import MOST_ROUNDS, EngineContext
+from windlass.engine.records import OptionsByTask, job_with_options, read_task_options
 from windlass.model import dependency, lifecycle, wire
 from windlass.model.errors import Missing, TooLarge
 from windlass.model.job import MSGPACK, Error, Job, Reason, State
@@ -96,10 +97,31 @@ def _fail(claimed: Claimed, why: str, record: Record, now: datetime) -> Move | N
     return lifecycle.finish(record.job, outcome, now, 0.0)
 
 
-def then_jobs(parents: Sequence[CompletedParent]) -> list[Draft]:
-    """The jobs that follow these completed parents. They were checked when the parents were enqueued."""
+async def follow_ups(context: EngineContext, parents: Sequence[CompletedParent]) -> list[Draft]:
+    """The jobs that follow these completed parents: those of `then`, which were checked when the parents were enqueued,
+    and those of `on_failure`.
+    """
     ordered = sorted(parents, key=lambda one: (one.id, one.tenant))
-    return [_then_job(one, one.then) for one in ordered if one.then and one.state is State.SUCCEEDED]
+    found = [_then_job(one, one.then) for one in ordered if one.then and one.state is State.SUCCEEDED]
+    failed = [key_of(one) for one in ordered if one.state is State.FAILED]
+    reading = await context.store.jobs.read(failed) if failed else None
+    hooked = [key_of(one.job) for one in reading.records if one and one.job.on_failure] if reading else []
+    if hooked:
+        options = await read_task_options(context)
+        records = (await context.store.jobs.read(hooked, payload=True)).records
+        found += [_failure_job(options, one) for one in records if one is not None and one.job.state is State.FAILED]
+    return found
+
+
+def _failure_job(options: OptionsByTask, failed: Record) -> Draft:
+    """A job that gets the record of a failed one. Its own failure brings no other about."""
+    job = failed.job
+    payload = Raw(wire.encode(wire.value(failed.payload or bytes(NOTHING), job.content_type)))
+    record = Raw(wire.encode(replace(job, payload=payload, content_type=MSGPACK)))
+    new = NewJob(task=job.on_failure or "", payload=record, one_argument=True)
+    new = replace(job_with_options(options, job.tenant, new), on_failure=None)
+    # Each of its ends is another failure: it may be run again and fail once more.
+    return Draft(job.tenant, child_id(job.id, f"on_failure {job.finished_at}", new.queue), new, follows=True)
 
 
 def _then_job(parent: CompletedParent, then: NewJob) -> Draft:

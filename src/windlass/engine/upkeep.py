@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from windlass.engine import new_jobs
 from windlass.engine.context import POLL_EVERY
-from windlass.engine.dependencies import then_jobs, unblock
+from windlass.engine.dependencies import follow_ups, unblock
 from windlass.engine.engine import Engine
 from windlass.engine.estimate.forecast import refresh_forecasts
 from windlass.engine.estimate.learn import learn_run_times, measure_accuracy
@@ -191,7 +191,7 @@ async def purge(engine: Engine) -> int:
 
 
 async def resolve_dependencies(engine: Engine) -> int:
-    """Add the `then` jobs of completed parents, and decide the jobs that waited for them."""
+    """Add the jobs that follow completed parents, and decide the jobs that waited for them."""
     parents = await engine.context.store.jobs.completed_parents([], MOST_PARENTS)
     if parents:
         await _resolve_each(engine, parents)
@@ -219,7 +219,7 @@ async def _is_resolved(engine: Engine, parent: CompletedParent) -> bool:
 
 async def _resolve(engine: Engine, parents: Sequence[CompletedParent]) -> None:
     """Do what is due after these parents, and remove them from the index of completed parents."""
-    await new_jobs.add(engine.context, then_jobs(parents))
+    await new_jobs.add(engine.context, await follow_ups(engine.context, parents))
     ended: defaultdict[JobKey, set[str]] = defaultdict(set)
     for one in parents:
         for child in one.children:

@@ -33,10 +33,7 @@ def check_new(new: NewJob, most_payload: int, at: str) -> NewJob:
         check_content_type(sound.content_type)
         wire.check_size(sound.payload, most_payload)
         _check_files(sound, most_payload)
-        if sound.id is not None and sound.key is not None:
-            raise Invalid("send an id or a key, not both", at="key")
-        if sound.delay is not None and sound.run_at is not None:
-            raise Invalid("send a delay or a run_at, not both", at="run_at")
+        _check_together(sound)
         if sound.yielding and (sound.after or sound.delay is not None or sound.run_at is not None):
             raise Invalid(
                 "a yielding job starts at once or not at all: it cannot wait for a time or a job", at="yielding"
@@ -55,6 +52,16 @@ def check_new(new: NewJob, most_payload: int, at: str) -> NewJob:
     except wire.FAULTS as fault:
         raise type(fault)(fault.detail, at=f"{at}.{fault.at}".strip(".")) from None
     return sound
+
+
+def _check_together(new: NewJob) -> None:
+    """What does not go together."""
+    if new.id is not None and new.key is not None:
+        raise Invalid("send an id or a key, not both", at="key")
+    if new.delay is not None and new.run_at is not None:
+        raise Invalid("send a delay or a run_at, not both", at="run_at")
+    if new.on_failure is not None and new.keep_failure == 0:
+        raise Invalid("on_failure passes the record on: keep_failure cannot be 0", at="keep_failure")
 
 
 def check_all(news: Sequence[NewJob], most_payload: int, at: Callable[[int], str]) -> ValidatedJobs:

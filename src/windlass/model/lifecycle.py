@@ -175,10 +175,11 @@ def finish(job: Job, outcome: Outcome, now: datetime, chance: float, on_lost: On
 def _finish(job: Job, outcome: Outcome, now: datetime, chance: float, on_lost: OnLost) -> Move:
     if outcome.verdict is Verdict.OK:
         return make_move(job, Step.SUCCEED)
-    reason = Reason.HALTED if job.reason is Reason.HALTED else outcome.reason or Reason(outcome.verdict.value)
+    ordered = job.reason if job.reason in STOP_ORDERS else None
+    reason = ordered or outcome.reason or Reason(outcome.verdict.value)
     error = error_entry(job, own_error(job, outcome), reason, now)
-    if job.reason in STOP_ORDERS:
-        return make_move(job, Step.STOP, job.reason, error)
+    if ordered is not None:
+        return make_move(job, Step.STOP, ordered, error)
     if reason is Reason.CRASHED:
         crashes = job.crashes + 1
         step = Step.FAIL if on_lost in AT_MOST_ONCE or crashes >= MOST_CRASHES else Step.RECLAIM

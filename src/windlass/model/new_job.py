@@ -74,6 +74,8 @@ class JobOptions(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_u
     """Seconds after creation within which it must be started, or it fails as `expired`; null = never."""
     owner_timeout: Annotated[float, Meta(ge=LEAST_OWNER_TIMEOUT, le=LONGEST)] | None = None
     """Seconds it may go without its owner asking for it; then it is cancelled as `abandoned`; null = forever."""
+    on_failure: Name | None = None
+    """The task of a job that is queued when this one has failed, with its record as the one argument; null = none."""
     isolate: bool = False
     """Whether it runs in a process of its own."""
     on_lost: OnLost | None = None

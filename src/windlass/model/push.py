@@ -9,6 +9,7 @@ import re
 from typing import NamedTuple
 
 from windlass.model.errors import Invalid
+from windlass.model.wire import MOST_RESULT
 from windlass.model.worker import MOST_URL
 
 ID = "windlass-job"
@@ -16,6 +17,12 @@ ATTEMPT = "windlass-attempt"
 WORKER = "windlass-worker"
 TIMESTAMP = "windlass-timestamp"
 SIGNATURE = "windlass-signature"
+
+ANSWER_WITHIN = 30.0
+"""Seconds in which a worker must answer."""
+
+MOST_ANSWER = 2 * MOST_RESULT
+"""Bytes that its answer may have: in JSON a result is longer than it is."""
 
 DEFAULT_PORTS = {"http": 80, "https": 443}
 

@@ -10,7 +10,19 @@ from windlass.model.names import queue_mark
 from windlass.model.new_job import NewJob
 
 _particulars = attrgetter(
-    "id", "key", "tier", "yielding", "delay", "run_at", "expires", "owner_timeout", "after", "files", "hashes", "then"
+    "id",
+    "key",
+    "tier",
+    "yielding",
+    "delay",
+    "run_at",
+    "expires",
+    "owner_timeout",
+    "after",
+    "files",
+    "hashes",
+    "then",
+    "on_failure",
 )
 _no_particulars = _particulars(NewJob(task="x"))
 

@@ -25,6 +25,7 @@ from windlass.model.errors import Busy, Invalid, Problem, Unauthenticated, Windl
 from windlass.model.events import Event, EventCursor, EventSubscription, EventWithOutput, LiveEvents
 from windlass.model.job import FINISHED, Job
 from windlass.model.match import Match
+from windlass.model.names import JobKey, key_of
 from windlass.model.operations import OPERATIONS, List, Resize, Send, SendSignal, Service, Show
 from windlass.model.output import Chunk
 from windlass.model.shapes import SHAPES
@@ -72,6 +73,7 @@ class Live:
         self.token_watch = token_watch
         self.stopping = stopping
         self.messages = MessageCache()
+        self.shared = SharedFrames()
         self._frames = FrameCache()
         self._streams = 0
         self._stop_task: asyncio.Task[None] | None = None
@@ -130,7 +132,7 @@ class Live:
         async with aclosing(self.follow(job, place)) as stream:
             async for news in stream:
                 if news is not None:
-                    yield events.encode_sse(news[0])
+                    yield self.shared.share(job, news[0].id, events.encode_sse(news[0]))
                 elif loop.time() - sent_at > KEEP_ALIVE:
                     yield b":\n\n"
                 else:
@@ -270,6 +272,24 @@ class MessageCache:
         return text
 
 
+class SharedFrames:
+    """Lets the followers of one job hold the same bytes: each reads its output for itself, and hundreds may be slow."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[JobKey, str, int], bytes] = {}
+
+    def share(self, job: Job, event_id: str, frame: bytes) -> bytes:
+        """An equal frame that another follower got, if there is one."""
+        key = (key_of(job), event_id, len(frame))
+        found = self._known.get(key)
+        if found == frame:
+            return found
+        if len(self._known) >= MOST_CACHED:
+            del self._known[next(iter(self._known))]
+        self._known[key] = frame
+        return frame
+
+
 class FrameCache:
     """Encodes events. Streams that take the same events get the same bytes: there may be thousands of them."""
 
@@ -381,7 +401,7 @@ class _Session:
             self._put_message(event.name, event.id, event.job or event.estimate)
         else:
             self._put_message(event.name, event.id, replace(event.chunk, text=None, base64=None, size=len(chunk.data)))
-            self._queue.add(chunk.data)
+            self._queue.add(self._live.shared.share(self._job, event.id, chunk.data))
 
     def _put_message(self, name: str, event_id: str, data: object) -> None:
         self._queue.add(self._live.messages.encode(name, event_id, data))

@@ -101,7 +101,8 @@ its registration (`POST /v1/TENANT/workers/WORKER/renew`, at least once per leas
 its jobs there, the answer says which of them to stop.
 
 `{push.SIGNATURE}` is the HMAC-SHA256 of the timestamp, a full stop and the body, in hex digits; the key is the `secret`
-in the answer to the registration. Answers later than 30 s or longer than 1 MiB count as failed deliveries."""
+in the answer to the registration. Answers later than {push.ANSWER_WITHIN:g} s or longer than
+{push.MOST_ANSWER >> 20} MiB count as failed deliveries."""
 
 OUTCOME_FIELDS = ("id", "token", "tenant")
 """Fields of a report that the answer to a delivery does not have: it is about the delivered job."""

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
+from windlass.model import push
 from windlass.model.errors import Denied, Invalid
 from windlass.model.push import read_url
 
@@ -134,9 +135,6 @@ async def resolve(host: str, port: int) -> list[str]:
     return list(dict.fromkeys(str(address[0]) for *_, address in found))
 
 
-ANSWER_WITHIN = 30.0
-
-
 class Network(NamedTuple):
     """How addresses are reached."""
 
@@ -144,7 +142,7 @@ class Network(NamedTuple):
     resolve: Resolve = resolve
     tls: ssl.SSLContext | None = None
     """Which certificates to trust; null = those the system trusts."""
-    answer_within: float = ANSWER_WITHIN
+    answer_within: float = push.ANSWER_WITHIN
 
 
 LOOK_UP_WITHIN = 5.0

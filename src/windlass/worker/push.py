@@ -40,19 +40,17 @@ from windlass.model.operations import (
 )
 from windlass.model.outcome import Verdict
 from windlass.model.ports import Clock, Randomness
-from windlass.model.wire import FAULTS, MOST_RESULT, Format
+from windlass.model.wire import FAULTS, Format
 from windlass.model.worker import NewWorker, Worker
 from windlass.worker.claims import Registration
 from windlass.worker.contexts.frames import RunOutcome
 from windlass.worker.guarded import GuardedBackend
 from windlass.worker.loop import WorkerLoop
-from windlass.worker.network import ANSWER_WITHIN, Network, check_url
+from windlass.worker.network import Network, check_url
 from windlass.worker.runs import ActiveRun, Stop, finished
 
 log = logging.getLogger("windlass.push")
 
-
-MOST_ANSWER = 2 * MOST_RESULT
 
 OK = 200
 
@@ -99,7 +97,7 @@ class Delivery:
         self._pool = httpcore2.AsyncConnectionPool(
             ssl_context=network.tls,
             max_connections=worker.slots,
-            keepalive_expiry=ANSWER_WITHIN,
+            keepalive_expiry=push.ANSWER_WITHIN,
             network_backend=GuardedBackend(network, encrypted=self._address.scheme == "https"),
         )
 
@@ -138,8 +136,8 @@ class Delivery:
             answer = bytearray()
             async for piece in response.aiter_stream():
                 answer += piece
-                if len(answer) > MOST_ANSWER:
-                    raise NotDelivered(f"the answer has more than {MOST_ANSWER} bytes")
+                if len(answer) > push.MOST_ANSWER:
+                    raise NotDelivered(f"the answer has more than {push.MOST_ANSWER} bytes")
             return response.status, bytes(answer)
 
     def _headers(self, claimed: Claimed, body: bytes) -> list[tuple[str, str]]:

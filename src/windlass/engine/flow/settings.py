@@ -15,7 +15,7 @@ from windlass.engine.estimate.answers import get_queue_estimate
 from windlass.engine.estimate.learn import median_errors
 from windlass.engine.flow.apply import MOST_REGROUPED, apply_config, is_paused, paused_since, regroup_jobs
 from windlass.engine.flow.config import LIMITS, NO_KEY, NO_SETTINGS, QUEUES, TASKS, limit_name
-from windlass.engine.records import change_record
+from windlass.engine.records import change_record, read_task_options
 from windlass.model.errors import Conflict, Invalid, Missing
 from windlass.model.job import State
 from windlass.model.limit import Limit, Pause, check_limit
@@ -38,6 +38,7 @@ from windlass.model.operations import (
     Queues,
     QueueWaits,
     RemoveLimit,
+    TaskCard,
 )
 from windlass.model.queue import QueueChange, QueueSettings, check_tiers
 from windlass.model.worker import Worker
@@ -274,7 +275,12 @@ def _settings_now(settings: QueueSettings, now: datetime) -> QueueSettings:
 # Tasks
 
 
-async def get_task(context: EngineContext, operation: GetTask) -> Pause:
+async def get_task(context: EngineContext, operation: GetTask) -> TaskCard:
+    options = (await read_task_options(context)).get(f"{operation.tenant}/{operation.task}")
+    return TaskCard(**asdict(await _pause_of_task(context, operation)), options=options)
+
+
+async def _pause_of_task(context: EngineContext, operation: GetTask | PauseTask) -> Pause:
     stored = (await context.store.records.list(TASKS)).get(f"{operation.tenant},{operation.task}")
     pause = Pause() if stored is None else _pause.decode(stored)
     return pause if is_paused(pause, (await context.store.jobs.read([])).now) else Pause()
@@ -282,7 +288,7 @@ async def get_task(context: EngineContext, operation: GetTask) -> Pause:
 
 async def pause_task(context: EngineContext, operation: PauseTask) -> Pause:
     name = f"{operation.tenant},{check_name(operation.task, at='task')}"
-    before = await get_task(context, GetTask(tenant=operation.tenant, task=operation.task))
+    before = await _pause_of_task(context, operation)
     since = paused_since(operation.pause, before, (await context.store.jobs.read([])).now)
     pause = replace(operation.pause, since=since) if since else Pause()
     await context.store.records.swap(TASKS, name, ANYTHING, _pack(pause) if pause.paused else None)

@@ -29,6 +29,7 @@ from windlass.model.operations.flow import QueueCard as QueueCard
 from windlass.model.operations.flow import Queues as Queues
 from windlass.model.operations.flow import QueueWaits as QueueWaits
 from windlass.model.operations.flow import RemoveLimit as RemoveLimit
+from windlass.model.operations.flow import TaskCard as TaskCard
 from windlass.model.operations.handlers import Code as Code
 from windlass.model.operations.handlers import GetCode as GetCode
 from windlass.model.operations.handlers import GetHandler as GetHandler

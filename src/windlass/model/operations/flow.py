@@ -10,6 +10,7 @@ from windlass.model.estimate import Why as EstimateWhy
 from windlass.model.job import State
 from windlass.model.limit import Limit, NewLimit, Pause
 from windlass.model.names import Name
+from windlass.model.new_job import JobOptions
 from windlass.model.operations.table import Operation, operation
 from windlass.model.queue import QueueChange, QueueSettings
 
@@ -127,9 +128,16 @@ class ChangeQueue(Operation[QueueCard], frozen=True, kw_only=True):
     change: QueueChange
 
 
+class TaskCard(Pause, frozen=True, kw_only=True, omit_defaults=True):
+    """A task: whether it is paused, and what its jobs get that come by name."""
+
+    options: JobOptions | None = None
+    """The options that the last worker registered for it, those that differ from the defaults; null = none did."""
+
+
 @operation("GET", "/tasks/{task}", "read")
-class GetTask(Operation[Pause], frozen=True, kw_only=True):
-    """Whether a task is paused."""
+class GetTask(Operation[TaskCard], frozen=True, kw_only=True):
+    """Whether a task is paused, and its options."""
 
     task: Name
 

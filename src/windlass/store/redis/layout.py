@@ -160,7 +160,7 @@ def _meta(new: NewJob, terms_size: int, tenant_queue: int) -> bytes:
 
 def _flags(new: NewJob) -> int:
     kept = KEEP_RESULT_FLAGS[new.keep_result] if _hold(new) is None else TIMED
-    return kept + (EXTRAS if new.files else 0) + (FOLLOWED if new.then else 0)
+    return kept + (EXTRAS if new.files else 0) + (FOLLOWED if new.then or new.on_failure else 0)
 
 
 def _extras(draft: Draft) -> list[bytes]:
@@ -169,8 +169,8 @@ def _extras(draft: Draft) -> list[bytes]:
     found = []
     if new.files:
         found.append(_pack(new.files))
-    if new.then is not None:
-        found.append(encoding.pack_then(draft.tenant, new.then))
+    if new.then is not None or new.on_failure is not None:
+        found.append(b"" if new.then is None else encoding.pack_then(draft.tenant, new.then))
     if (hold := _hold(new)) is not None:
         found.append(HOLD.pack(new.keep_result == "once", hold))
     if new.after:
@@ -183,7 +183,7 @@ def _hold(new: NewJob) -> float | None:
 
 
 _waits_or_brings = attrgetter(
-    "delay", "run_at", "expires", "owner_timeout", "after", "files", "then", "keep_result_for"
+    "delay", "run_at", "expires", "owner_timeout", "after", "files", "then", "on_failure", "keep_result_for"
 )
 _neither = _waits_or_brings(NewJob(task="x"))
 

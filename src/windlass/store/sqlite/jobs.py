@@ -331,7 +331,8 @@ def _shared_row(tx: Transaction, draft: Draft, terms: bytes, count: int) -> Row:
     tx.count(lane.id, state, count)
     if state == QUEUED:
         tx.topics.add(f"work/{lane.queue}")
-    what = (lane.id, lane.tenant_queue, state, new.priority, len(new.files), new.then is not None, waits)
+    followed = new.then is not None or new.on_failure is not None
+    what = (lane.id, lane.tenant_queue, state, new.priority, len(new.files), followed, waits)
     return (*what, now, now, due, expires_at, abandon_at, terms)
 
 
