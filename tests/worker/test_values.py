@@ -228,6 +228,8 @@ async def test_the_output_policy_bounds_values_too_and_cuts_between_them(engine:
     for _ in range(MOST_OUTPUT // 1000 + 50):
         endless.print("values", line * 2)
     chunks = [*_chunks(endless.log)]
+    assert [chunk.data for chunk in _chunks([("values", b"x" * (MOST_CHUNK + 1))])] == [b"x" * MOST_CHUNK, b"x"]
+    assert [chunk.data for chunk in _chunks([("stdout", b"")])] == [b""]
     assert all(set(chunk.data.splitlines(keepends=True)) == {line} for chunk in chunks)
     assert max(len(chunk.data) for chunk in chunks) <= MOST_CHUNK
     assert MOST_OUTPUT - 1000 < sum(len(chunk.data) for chunk in chunks) <= MOST_OUTPUT

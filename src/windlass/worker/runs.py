@@ -293,10 +293,12 @@ def _chunks(log: list[tuple[Stream, bytes | memoryview]]) -> Iterator[NewChunk]:
     for (stream, _), pieces in itertools.groupby(log, key=lambda one: (one[0], bool(one[1]))):
         data = b"".join(piece for _, piece in pieces)
         start = 0
-        while start < (len(data) or 1):
-            end = _cut(stream, data, start + MOST_CHUNK)
+        while True:
+            if (end := _cut(stream, data, start + MOST_CHUNK)) <= start:
+                end = start + MOST_CHUNK  # no line: it was not emitted by us
             yield NewChunk(stream=stream, data=data[start:end])
-            start = end
+            if (start := end) >= len(data):
+                break
 
 
 def _cut(stream: Stream, data: bytes | memoryview, at: int, *, later: bool = False) -> int:
@@ -304,7 +306,9 @@ def _cut(stream: Stream, data: bytes | memoryview, at: int, *, later: bool = Fal
     at = min(max(at, 0), len(data))
     if stream != VALUES or at in (0, len(data)):
         return at
-    return bytes(data).find(b"\n", at - 1) + 1 if later else bytes(data).rfind(b"\n", 0, at) + 1
+    if later:
+        return bytes(data).find(b"\n", at - 1) + 1 or len(data)
+    return bytes(data).rfind(b"\n", 0, at) + 1
 
 
 class Runner(Protocol):
