@@ -48,4 +48,5 @@ pytest_plugins = [
     "tests.support.blueque_clients",
     "tests.support.http_servers",
     "tests.support.push_servers",
+    "tests.support.dashboards",
 ]

@@ -37,12 +37,22 @@ FLAGS = [
 
 WIDE, PHONE = (1280, 800), (390, 844)
 SHOWN = {
-    "overview": ("light-wide", "dark-wide", "light-phone"),
-    "jobs": ("light-wide", "dark-wide"),
-    "job": ("light-wide", "dark-wide", "light-phone"),
-    "failures": ("light-wide", "dark-wide"),
+    "overview": ("light-wide", "dark-wide"),
+    "jobs": ("light-wide",),
+    "job": ("dark-wide",),
+    "job-waiting": ("light-wide", "light-phone"),
+    "job-failed": ("light-wide",),
+    **dict.fromkeys(
+        ("failures", "queues", "workers", "schedules", "limits", "handlers", "audit", "tokens"), ("light-wide",)
+    ),
 }
 """Which pictures the documentation has."""
+
+
+HANDLER = """def run(payload):
+    net = payload["net"]
+    return {"net": net, "vat": net * %d / 100}
+"""
 
 
 class Site(NamedTuple):
@@ -64,13 +74,15 @@ async def _write_past(store: str) -> None:
     notes = []
     try:
         for step, seconds in SECONDS.items():
-            last, sums = int(time.time()) // seconds, [0, 0, 0, 0]
+            last, sums = int(time.time()) // seconds, [0, 0, 0, 10_000]
             for number in range(last - KEPT[step] + 2, last + 1):
                 hour = number * seconds / 3600
                 busy = seconds / 60 * (14 - 11 * math.cos((hour - 4) * math.pi / 12) + 3 * math.sin(hour * 7.7))
                 ends = (busy, busy / 60 if number % 3 else 0, busy / 25 if number % 2 else 0, 0)
                 sums = [before + round(max(0, new)) for before, new in zip(sums, ends, strict=True)]
-                note = msgspec.msgpack.encode(Note(number, {"default,default": [*sums, round(busy / 9), 3]}))
+                note = msgspec.msgpack.encode(
+                    Note(number, {"default,default": [*sums, round(busy / 9), 3]}, {"-": 2 + (number % 97 < 60)})
+                )
                 notes.append(opened.records.swap(KINDS[step], str(number % KEPT[step]), None, note))
         await asyncio.gather(*notes)
     finally:
@@ -80,7 +92,14 @@ async def _write_past(store: str) -> None:
 def _fill(site: Site) -> None:
     """What a shop has going on: mail, payments that are tried again, a long report, work that waits for a worker."""
     site.ask("PUT", "/limits/bank", {"running": 2, "match": {"task": "charge"}})
+    site.ask("PUT", "/limits/one-report", {"running": 1, "match": {"task": "report"}})
     site.ask("PATCH", "/queues/images", {"paused": True, "why": "the disk is nearly full"})
+    tiers = [{"name": "short", "seconds": 60, "cap": "100%"}, {"name": "long", "seconds": 600, "cap": "50%"}]
+    site.ask("PATCH", "/queues/reports", {"tiers": tiers, "announcement": "monthly, on the first"})
+    site.ask("PUT", "/handlers/vat", {"lang": "python", "body": HANDLER % 19})
+    site.ask("PUT", "/handlers/vat", {"lang": "python", "body": HANDLER % 22})
+    site.ask("POST", "/tokens", {"scopes": ["enqueue", "read"], "note": "web shop"})
+    site.ask("POST", "/tokens", {"scopes": ["read"], "note": "the screen in the office", "expires": 90 * 86_400})
     jobs: list[dict[str, Any]] = []
     for order in range(1, 41):
         jobs.append({"task": "send_mail", "payload": [f"customer{order}@example.org", order], "tags": ["mail"]})
@@ -94,11 +113,14 @@ def _fill(site: Site) -> None:
     report = site.ask("POST", "/jobs", {"task": "report", "queue": "reports", "payload": [11], "timeout": 600})
     letter = {"task": "send_mail", "payload": ["board@example.org", 1], "after": [report["id"]]}
     site.ask("POST", "/jobs", letter)
+    waiting = [site.ask("POST", "/jobs", {"task": "report", "queue": "reports", "payload": [one]}) for one in (12, 1)]
+    site.ask("POST", "/schedules/rates/run", {})
     _await(lambda: not any(one["state"] == "queued" for one in _jobs(site, "task=charge")))
     _await(lambda: (site.ask("GET", f"/jobs/{report['id']}").get("progress") or {}).get("done", 0) > 12)
     site.pages["job"] = f"/job/default/{report['id']}"
     site.pages["job-failed"] = f"/job/default/{_jobs(site, 'state=failed')[0]['id']}"
-    site.pages["job-waiting"] = f"/job/default/{_jobs(site, 'queue=printer')[0]['id']}"
+    site.pages["job-waiting"] = f"/job/default/{waiting[0]['id']}"
+    site.ask("POST", f"/jobs/{waiting[1]['id']}/cancel")
 
 
 def _jobs(site: Site, query: str) -> list[dict[str, Any]]:
@@ -151,7 +173,7 @@ def main(said: list[str]) -> int:
             asyncio.run(_write_past(str(folder / "jobs.db")))
         path = str(ROOT / "examples")
         with (
-            process(folder, "--app", "shop:app", "-c", "8", PYTHONPATH=path) as server,
+            process(folder, "--app", "shop:app", "-c", "8", "--allow-upload", PYTHONPATH=path) as server,
             sync_playwright() as playwright,
         ):
             headers = {"authorization": f"Bearer {server.token}"}

@@ -79,3 +79,14 @@ async def test_with_too_many_queues_it_goes_queue_by_queue(
         id for name in sorted(set(QUEUES)) for id, queue in zip(ids, QUEUES[::-1], strict=True) if queue == name
     ]
     assert joined(await pages(engine, 2)) == by_queue
+
+
+async def test_a_listing_of_a_task_looks_only_at_queues_that_have_it(
+    engine: Engine, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(newest, "MOST_MERGED", 2)
+    ids = []
+    for queue, task in (("mail", "send"), ("images", "send"), ("mail", "send"), ("reports", "draw"), ("logs", "draw")):
+        clock.advance(1)
+        ids.append((await enqueue(engine, task, queue=queue)).id)
+    assert joined(await pages(engine, 1, match=Match(task="send"))) == [ids[2], ids[1], ids[0]]

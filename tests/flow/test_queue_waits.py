@@ -42,3 +42,10 @@ async def test_a_queue_says_how_many_jobs_run_at_each_tier_or_a_longer_one(engin
         await enqueue(engine, queue="renders", tier=tier)
         await take(engine, worker)
     assert (await waits(engine, "renders")).tiers == {"short": 3, "long": 1}
+
+
+async def test_a_job_that_comes_to_an_idle_queue_with_a_worker_does_not_wait(engine: Engine) -> None:
+    await register(engine, "mail", slots=2)
+    await enqueue(engine, queue="alone", delay=3600.0)
+    assert (await waits(engine, "mail")).seconds == 0.0
+    assert (await waits(engine, "alone")).seconds is None

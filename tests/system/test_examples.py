@@ -19,9 +19,6 @@ from playwright.sync_api import Browser, Page, expect
 from tests.support.http_servers import Process, process
 from tests.support.patience import PATIENCE
 from tests.support.ports import free_port
-from tests.system.test_dashboard import browser
-
-__all__ = ["browser"]
 
 CLIENTS = Path(__file__).parents[2] / "examples" / "clients"
 LANGUAGES = ("mjs", "py")
@@ -139,7 +136,7 @@ def draw_and_talk(page: Page, address: str) -> None:
 ASYMPTOTE = CLIENTS.parent / "asymptote"
 
 
-def test_the_page_draws_and_talks_to_the_shell(tmp_path: Path, browser: Browser) -> None:
+def test_the_page_draws_and_talks_to_the_shell(tmp_path: Path, chromium: Browser) -> None:
     """S0 17, 33, 37: in a real browser."""
     port = free_port()
     environ = {**os.environ, "TMPDIR": str(tmp_path), "PATH": str(tmp_path)}  # where no Asymptote is
@@ -149,7 +146,7 @@ def test_the_page_draws_and_talks_to_the_shell(tmp_path: Path, browser: Browser)
     try:
         assert example.stdout is not None
         assert "the small program" in example.stdout.readline()
-        with browser.new_context() as context:
+        with chromium.new_context() as context:
             draw_and_talk(context.new_page(), f"http://127.0.0.1:{port}/")
     finally:
         example.terminate()

@@ -109,8 +109,12 @@ async def list_newest(context: EngineContext, operation: List, list_queue: ListQ
 async def _begin(context: EngineContext, operation: List) -> list[QueueProgress]:
     wanted = states(operation.match)
     counts = (await context.store.jobs.counts(operation.tenant)).jobs
-    queue = operation.match.queue
-    names = {(one.tenant, one.queue) for one in counts if one.state in wanted and queue in (None, one.queue)}
+    queue, task = operation.match.queue, operation.match.task
+    names = {
+        (one.tenant, one.queue)
+        for one in counts
+        if one.state in wanted and queue in (None, one.queue) and task in (None, one.task)
+    }
     return [QueueProgress(*name) for name in sorted(names)]
 
 

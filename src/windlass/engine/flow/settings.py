@@ -209,8 +209,8 @@ async def list_queues(context: EngineContext, operation: Queues) -> list[QueueCa
     if not operation.waits:
         return cards
     busy = [card.queue for card in cards if card.states.get(State.QUEUED) or card.states.get(State.RUNNING)]
-    asked = set(busy[:MOST_WAITS])
-    return list(await asyncio.gather(*(with_waits(context, card, known=card.queue in asked) for card in cards)))
+    left_out = set(busy[MOST_WAITS:])
+    return list(await asyncio.gather(*(with_waits(context, card, known=card.queue not in left_out) for card in cards)))
 
 
 async def _queue_cards(context: EngineContext, tenant: str) -> list[QueueCard]:

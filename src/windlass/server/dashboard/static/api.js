@@ -12,6 +12,13 @@ export class Refused extends Error {
   }
 }
 
+/** The server's clock, by which all times are shown; this machine's may be wrong. */
+export const clock = {
+  /** Milliseconds. */
+  ahead: 0,
+  now: () => Date.now() + clock.ahead,
+};
+
 /**
  * @param {string} verb @param {string} path
  * @param {{query?: Record<string, any>, body?: any, headers?: Record<string, string>}} [more]
@@ -34,6 +41,8 @@ export async function send(verb, path, more = {}) {
     throw new Refused(0, "the server does not answer");
   }
   const text = await response.text();
+  const date = Date.parse(response.headers.get("date") ?? "");
+  if (!Number.isNaN(date)) clock.ahead = Math.abs(date - Date.now()) > 2000 ? date - Date.now() : 0;
   if (!response.ok) {
     let detail = `the server answered ${response.status}`;
     try {
@@ -64,12 +73,32 @@ export function queue(tenant) {
   };
 }
 
-const FIELDS = ["state", "task", "queue", "tag", "worker", "key", "reason", "created_after", "created_before", "text"];
+/** Words before a colon in a query, and what they mean. @type {Record<string, string>} */
+export const FIELDS = {
+  state: "where it stands",
+  task: "the name of its task",
+  queue: "where it waits",
+  tag: "one of its tags",
+  "payload.": "a field of its payload: payload.customer:5",
+  text: "a text in the message of its last error",
+  reason: "why it ended or waits: timeout, crashed …",
+  worker: "the worker that has it or had it last",
+  key: "the caller's own name for it",
+  fingerprint: "the group of its failure",
+  created_after: "a time, such as 2026-01-31T08:00:00Z",
+  created_before: "a time, such as 2026-01-31T08:00:00Z",
+};
 
-/** Completions of the query bar. */
-export const QUALIFIERS = FIELDS.map((name) => `${name}:`).concat("payload.");
+export const PENDING = ["blocked", "scheduled", "queued", "running"];
+export const FINISHED = ["succeeded", "failed", "cancelled"];
+export const STATES = [...PENDING, ...FINISHED];
+export const REASONS = ["error", "retry", "failed", "timeout", "crashed", "lost", "deadline", "expired", "shrunk", "halted", "released", "snoozed", "cancelled", "memory", "output", "disk", "dependency", "abandoned", "by_hand"];
 
-export const STATES = ["blocked", "scheduled", "queued", "running", "succeeded", "failed", "cancelled"];
+/** The words of a query: a text in quotes stays together. @param {string} text */
+export const wordsOf = (text) => [...text.matchAll(/(?:[\w.-]+:)?"[^"]*"|\S+/g)].map(([word]) => word);
+
+/** A word of a query. @param {string} name @param {string} value */
+export const word = (name, value) => `${name}:${/[\s"]/.test(value) ? `"${value.replaceAll('"', "")}"` : value}`;
 
 /**
  * `state:failed task:render payload.n:5 "some text"` as the query of a listing, or what is wrong with it.
@@ -78,16 +107,22 @@ export const STATES = ["blocked", "scheduled", "queued", "running", "succeeded",
 export function parseQuery(text) {
   /** @type {Record<string, any>} */
   const query = {};
-  for (const [word] of text.matchAll(/(?:[\w.-]+:)?"[^"]*"|\S+/g)) {
-    const colon = word.indexOf(":");
-    const name = colon > 0 && !word.startsWith('"') ? word.slice(0, colon) : "text";
-    const value = (name === "text" && !word.startsWith("text:") ? word : word.slice(colon + 1)).replace(/^"|"$/g, "");
-    if (!FIELDS.includes(name) && !/^payload\.[^.]/.test(name)) return { query, wrong: `there is no ${name}: — ${QUALIFIERS.join(" ")}` };
-    if (value === "") continue;
+  for (const one of wordsOf(text)) {
+    const colon = one.indexOf(":");
+    const name = colon > 0 && !one.startsWith('"') ? one.slice(0, colon) : "text";
+    const value = (name === "text" && !one.startsWith("text:") ? one : one.slice(colon + 1)).replace(/^"|"$/g, "");
+    if (!(name in FIELDS) && !/^payload\.[^.]/.test(name)) return { query, wrong: `${name}: is no field of a job. Fields: ${Object.keys(FIELDS).join(", ")}. Put quotes around a text with a colon.` };
+    if (value === "" || name === "payload.") continue;
     if (name === "state" || name === "tag") query[name] = [...(query[name] ?? []), value];
     else query[name] = value;
   }
   return { query };
+}
+
+/** The states that a query allows. @param {Record<string, any>} query @returns {string[]} */
+export function statesOf(query) {
+  if (!query.state?.length) return STATES;
+  return STATES.filter((one) => query.state.includes(one) || query.state.includes(PENDING.includes(one) ? "pending" : "finished"));
 }
 
 /**
@@ -118,7 +153,7 @@ function scalar(text) {
 export function span(seconds) {
   if (seconds === null || seconds === undefined) return "";
   if (seconds < 0.995) return `${Math.max(0, Math.round(seconds * 1000))} ms`;
-  if (seconds < 9.95) return `${seconds.toFixed(1)} s`;
+  if (seconds < 9.95) return `${+seconds.toFixed(1)} s`;
   let whole = Math.round(seconds);
   /** @type {[number, string, number, string][]} */
   const units = [[86400, "d", 3600, "h"], [3600, "h", 60, "min"], [60, "min", 1, "s"]];
@@ -141,21 +176,3 @@ export function bytes(count) {
 
 /** @param {number | undefined} count */
 export const number = (count) => (count ?? 0).toLocaleString("en").replaceAll(",", "\u202f");
-
-/** Failed jobs by what they have in common: task, error, and the message without its numbers. @param {any[]} jobs */
-export function groupFailures(jobs) {
-  /** @type {Map<string, any>} */
-  const groups = new Map();
-  for (const job of jobs) {
-    const error = job.error ?? {};
-    const shape = (error.message ?? "").replace(/0x[0-9a-f]+|[0-9a-f]{8}-[0-9a-f-]{27}|\d+(\.\d+)?/gi, "…").slice(0, 200);
-    const key = JSON.stringify([job.tenant, job.task, error.type || job.reason, shape]);
-    const at = job.finished_at ?? job.updated_at;
-    const group = groups.get(key) ?? { key, tenant: job.tenant, task: job.task, type: error.type || job.reason, message: error.message ?? "", first: at, last: at, jobs: [] };
-    group.jobs.push(job);
-    if (at < group.first) group.first = at;
-    if (at > group.last) group.last = at;
-    groups.set(key, group);
-  }
-  return [...groups.values()].sort((a, b) => b.jobs.length - a.jobs.length || (a.last < b.last ? 1 : -1));
-}

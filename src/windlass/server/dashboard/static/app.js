@@ -1,12 +1,13 @@
 // @ts-check
 /** The frame of the pages: signing in, navigation, keyboard. */
 
-import { html, render, useEffect, useMemo, useRef, useState } from "./vendor/htm-preact-3.1.1.js";
-import { number, queue, send } from "./api.js";
+import { html, render, useEffect, useLayoutEffect, useMemo, useRef, useState } from "./vendor/htm-preact-3.1.1.js";
+import { number, queue, send, word } from "./api.js";
 import { Dialogs, Toasts, connection, useAsked } from "./parts.js";
 import { Job } from "./job.js";
 import { Failures, Jobs } from "./jobs.js";
-import { Audit, Handlers, Limits, Overview, Queues, Schedules, Tokens, Workers } from "./pages.js";
+import { Overview } from "./overview.js";
+import { Audit, Handlers, Limits, Queues, Schedules, Tokens, Workers } from "./pages.js";
 
 /** @typedef {import("./api.js").Who} Who */
 
@@ -62,33 +63,45 @@ function SignIn({ done }) {
       ${fault && html`<div class="note-line bad" role="alert">${fault}</div>`}<button class="main">Sign in</button></form></main>`;
 }
 
-/** @param {{close: () => void, pages: any[], can: (scope: string) => boolean, flip: () => void}} props */
-function Palette({ close, pages, flip }) {
+const JOB_ID = /^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$/;
+
+/**
+ * What can be done from anywhere, found by typing.
+ * @param {{close: () => void, pages: any[], stats: any, tenant: string, flip: () => void, leave: () => void}} props
+ */
+function Palette({ close, pages, stats, tenant, flip, leave }) {
   const [text, set] = useState("");
   const [at, setAt] = useState(0);
   const box = useRef(/** @type {any} */ (null));
-  useEffect(() => { box.current.showModal(); }, []);
+  useLayoutEffect(() => { box.current.showModal(); }, []); // at once: what is typed next is for it
   const go = (/** @type {string} */ to) => () => { location.hash = to; };
+  const jobs = (/** @type {string} */ query) => go(`/jobs?q=${encodeURIComponent(query)}`);
   const entries = useMemo(() => {
+    const names = (/** @type {string} */ field) => [...new Set((stats?.queues ?? []).map((/** @type {any} */ one) => one[field]))].sort();
+    const typed = text.trim(), lower = typed.toLowerCase();
     const found = [
       ...pages.map((one) => ({ name: one.name, hint: `g ${one.key}`, run: go(one.path) })),
-      ...["failed", "running", "queued", "scheduled"].map((state) => ({ name: `Jobs: ${state}`, hint: `state:${state}`, run: go(`/jobs?q=state:${state}`) })),
+      ...["failed", "running", "queued", "scheduled", "blocked"].map((state) => ({ name: `Jobs: ${state}`, hint: `state:${state}`, run: jobs(`state:${state}`) })),
       { name: "Light or dark", hint: "", run: flip },
-    ].filter((one) => one.name.toLowerCase().includes(text.toLowerCase()));
-    if (text.trim()) found.push({ name: `Find jobs: ${text.trim()}`, hint: "↵", run: go(`/jobs?q=${encodeURIComponent(text.trim())}`) });
+      { name: "Sign out", hint: "", run: leave },
+      ...(typed ? [...names("queue").map((one) => ({ name: `Queue ${one}`, hint: word("queue", one), run: jobs(word("queue", one)) })), ...names("task").map((one) => ({ name: `Task ${one}`, hint: word("task", one), run: jobs(word("task", one)) }))] : []),
+    ].filter((one) => `${one.name} ${one.hint}`.toLowerCase().includes(lower)).slice(0, 40);
+    if (JOB_ID.test(lower) && tenant !== "-") found.unshift({ name: `Open job ${lower}`, hint: "↵", run: go(`/job/${tenant}/${lower}`) });
+    if (typed) found.push({ name: `Find jobs: ${typed}`, hint: "↵", run: jobs(typed) });
     return found;
   }, [text]);
   const chosen = Math.min(at, entries.length - 1);
+  useEffect(() => { box.current.querySelector('[aria-selected="true"]')?.scrollIntoView({ block: "nearest" }); }, [chosen]);
   const keys = (/** @type {any} */ event) => {
     if (event.key === "ArrowDown") setAt(Math.min(chosen + 1, entries.length - 1));
     else if (event.key === "ArrowUp") setAt(Math.max(chosen - 1, 0));
-    else if (event.key === "Enter" && entries[chosen]) { entries[chosen].run(); close(); }
+    else if (event.key === "Enter" && entries[chosen]) { close(); entries[chosen].run(); }
     else return;
     event.preventDefault();
   };
   return html`<dialog class="palette" ref=${box} onCancel=${close} aria-label="Commands" onClick=${(/** @type {any} */ event) => event.target === box.current && close()}>
-    <input aria-label="Command or query" placeholder="Go to a page, or find jobs: state:failed task:mail" value=${text} onInput=${(/** @type {any} */ event) => { set(event.target.value); setAt(0); }} onKeyDown=${keys} />
-    <ul role="listbox">${entries.map((one, place) => html`<li role="option" aria-selected=${place === chosen} onClick=${() => { one.run(); close(); }}><span>${one.name}</span><span class="dim small">${one.hint}</span></li>`)}</ul></dialog>`;
+    <input role="combobox" aria-label="Command or query" aria-expanded="true" aria-controls="commands" aria-activedescendant=${`command-${chosen}`} autocomplete="off" spellcheck="false" placeholder="Go to a page or a job, or find jobs: state:failed task:mail" value=${text} onInput=${(/** @type {any} */ event) => { set(event.target.value); setAt(0); }} onKeyDown=${keys} />
+    <ul id="commands" role="listbox" aria-label="Commands">${entries.map((one, place) => html`<li id=${`command-${place}`} role="option" aria-selected=${place === chosen} onClick=${() => { close(); one.run(); }}><span>${one.name}</span><span class="dim small">${one.hint}</span></li>`)}</ul></dialog>`;
 }
 
 /** @param {{who: Who, leave: () => void}} props */
@@ -102,11 +115,12 @@ function Frame({ who, leave }) {
   const pages = PAGES.filter((one) => !one.scope || can(one.scope));
   const [seen, look] = useState(localStorage.getItem("tenant") ?? "default");
   const tenant = who.tenant === "-" ? seen : who.tenant;
-  const known = useAsked(() => queue(who.tenant).get("/stats"), [who.tenant], 3000).data;
-  const stats = known && { queues: known.queues.filter((/** @type {any} */ one) => tenant === "-" || one.tenant === tenant) };
+  const known = useAsked(() => queue(who.tenant).get("/stats"), [who.tenant], 2000).data;
+  const stats = useMemo(() => known && { queues: known.queues.filter((/** @type {any} */ one) => tenant === "-" || one.tenant === tenant) }, [known, tenant]);
   const tenants = [...new Set(["default", seen, ...(known?.queues ?? []).map((/** @type {any} */ one) => one.tenant)])].filter((one) => one !== "-").sort();
   const choose = (/** @type {any} */ event) => { localStorage.setItem("tenant", event.target.value); look(event.target.value); };
   const failed = stats ? stats.queues.reduce((/** @type {number} */ sum, /** @type {any} */ one) => sum + (one.states.failed ?? 0), 0) : 0;
+  const signOut = async () => { await send("DELETE", "/session").catch(() => {}); leave(); };
 
   useEffect(() => {
     const listener = (/** @type {boolean} */ now, /** @type {number} */ status) => { setUp(now); if (status === 401) leave(); };
@@ -115,11 +129,15 @@ function Frame({ who, leave }) {
     const keys = (/** @type {KeyboardEvent} */ event) => {
       const typing = event.target instanceof HTMLElement && /INPUT|TEXTAREA|SELECT/.test(event.target.tagName);
       if ((event.metaKey || event.ctrlKey) && event.key === "k") { event.preventDefault(); setPalette(true); return; }
-      if (typing || event.metaKey || event.ctrlKey || event.altKey) return;
+      if (typing || event.metaKey || event.ctrlKey || event.altKey || document.querySelector("dialog[open]")) return;
       if (event.key === "g") { prefix = Date.now(); return; }
       const page = PAGES.find((one) => one.key === event.key);
       if (page && Date.now() - prefix < 1200) { location.hash = page.path; prefix = 0; }
-      if (event.key === "/") { const bar = document.querySelector(".query"); if (bar instanceof HTMLElement) { event.preventDefault(); bar.focus(); } }
+      if (event.key === "/") {
+        event.preventDefault();
+        const bar = document.querySelector(".query");
+        if (bar instanceof HTMLElement) bar.focus(); else setPalette(true);
+      }
     };
     addEventListener("keydown", keys);
     return () => { connection.listeners.delete(listener); removeEventListener("keydown", keys); };
@@ -127,23 +145,23 @@ function Frame({ who, leave }) {
 
   const job = /^\/job\/([^/]+)\/([0-9a-f-]+)$/.exec(path);
   const current = PAGES.find((one) => one.path === path) ?? (job ? PAGES[1] : undefined);
-  useEffect(() => { document.title = `${current ? current.name : "Windlass"} · Windlass`; }, [path]);
-  const shown = { tenant, can, query: new URLSearchParams(rest), who };
+  useEffect(() => { document.title = `${current ? current.name : "Windlass"} · Windlass`; scrollTo(0, 0); }, [path]);
+  const shown = { tenant, can, query: new URLSearchParams(rest), who, stats };
   const page = job
     ? html`<${Job} key=${path} ...${shown} tenant=${decodeURIComponent(job[1])} id=${job[2]} />`
-    : current ? html`<${current.page} key=${`${tenant} ${current.path}`} ...${shown} />` : html`<div class="empty">There is no page ${path}.</div>`;
-  return html`<div class="frame">
-    <aside class="side"><a class="brand" href="#/">${MARK} Windlass</a>
+    : current ? html`<${current.page} key=${`${tenant} ${current.path}`} ...${shown} />` : html`<div class="empty"><h1>No such page</h1>There is no page ${path}.</div>`;
+  return html`<div class="frame"><a class="skip" href="#content" onClick=${(/** @type {any} */ event) => { event.preventDefault(); document.querySelector("main")?.focus(); }}>Skip to the content</a>
+    <header class="side"><a class="brand" href="#/">${MARK} Windlass</a>
       <nav aria-label="Pages">${pages.map((one) => html`<a href=${`#${one.path}`} aria-current=${current === one ? "page" : undefined}>${one.name}
-        ${one.path === "/failures" && failed > 0 && html`<span class="count">${number(failed)}</span>`}</a>`)}</nav>
+        ${one.path === "/failures" && failed > 0 && html` <span class="count">${number(failed)}</span>`}</a>`)}</nav>
       <div class="foot">${who.tenant === "-" ? html`<label class="field">Tenant<select value=${tenant} onChange=${choose}><option value="-">all tenants</option>${tenants.map((one) => html`<option value=${one}>${one}</option>`)}</select></label>` : html`<div>tenant ${tenant}</div>`}
-        <div>${can("operate") ? `signed in as ${who.token}` : "read only"}</div>
-        <div class="row"><button class="plain" onClick=${() => setPalette(true)} title="Ctrl K">Commands</button>
-          <button class="plain" onClick=${flip} aria-label=${theme === "dark" ? "Light colours" : "Dark colours"}>${theme === "dark" ? "Light" : "Dark"}</button>
-          <button class="plain" onClick=${async () => { await send("DELETE", "/session"); leave(); }}>Sign out</button></div>
-        <div>${who.version}</div></div></aside>
-    <div>${!up && html`<div class="lost" role="alert">The server does not answer. This page shows what was last known, and goes on by itself.</div>`}<main>${page}</main></div>
-    ${palette && html`<${Palette} close=${() => setPalette(false)} pages=${pages} can=${can} flip=${flip} />`}
+        <div class="row tight"><button class="plain" onClick=${() => setPalette(true)} title="Ctrl K">Commands</button>
+          <button class="plain" onClick=${flip} title=${theme === "dark" ? "Light colours" : "Dark colours"}>${theme === "dark" ? "Light" : "Dark"}</button>
+</div>
+        <div class="who">${can("operate") ? who.token : "read only"} · <button class="plain link" onClick=${signOut}>Sign out</button></div>
+        <div class="who">Windlass ${who.version}</div></div></header>
+    <div>${!up && html`<div class="lost" role="alert">The server does not answer. This page shows what was last known, and goes on by itself.</div>`}<main tabindex="-1">${page}</main></div>
+    ${palette && html`<${Palette} close=${() => setPalette(false)} pages=${pages} stats=${stats} tenant=${tenant} flip=${flip} leave=${signOut} />`}
     <${Dialogs} /><${Toasts} /></div>`;
 }
 

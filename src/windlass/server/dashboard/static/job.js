@@ -1,55 +1,76 @@
 // @ts-check
 /** One job: what it waits for, what became of it, what it was given and gave back. */
 
-import { html, useEffect, useState } from "./vendor/htm-preact-3.1.1.js";
-import { bytes, queue, span } from "./api.js";
-import { Action, Fault, JobLink, Link, Panel, State, Time, ask, pretty, useAsked, useNow } from "./parts.js";
+import { html, useEffect, useRef, useState } from "./vendor/htm-preact-3.1.1.js";
+import { FINISHED, bytes, number, queue, span, word } from "./api.js";
+import { Action, Fault, JobLink, JobsLink, Link, Menu, Panel, Since, State, Time, ask, exact, json, pretty, sure, useAsked, useNow } from "./parts.js";
 
-const ENDED = ["succeeded", "failed", "cancelled"];
+const WAITING = ["queued", "scheduled", "blocked"];
 
 /** @param {any} props */
 export function Job({ tenant, id, can }) {
   const api = queue(tenant);
   const shown = useAsked(() => api.get(`/jobs/${id}`), [tenant, id], 1500);
   const job = shown.data;
-  if (!job) return html`<div class="head"><h1 class="mono">${id}</h1></div>${shown.fault ? html`<${Fault} fault=${shown.fault} />` : html`<div class="empty">…</div>`}`;
-  const ended = ENDED.includes(job.state);
-  const act = (/** @type {string} */ verb, /** @type {string} */ said) => async () => { await api.post(`/jobs/${id}/${verb}`); shown.again(); return said; };
-  const remove = async () => {
-    if (!(await ask({ title: "Delete this job?", text: job.state === "running" ? "It runs now, and is stopped first." : "Its record and result go.", go: "Delete", danger: true }))) return "";
-    await api.remove(`/jobs/${id}`);
-    history.back();
-    return "deleted";
-  };
+  if (!job) return html`<div class="head"><h1 class="mono">${id}</h1></div>${shown.fault ? html`<${Fault} fault=${shown.fault} />` : html`<div class="empty" aria-busy="true">…</div>`}`;
   return html`<div class="head"><h1>${job.task}</h1><${State} state=${job.state} /><code class="dim">${job.id}</code><span class="grow"></span>
-      ${can("operate") && html`${!ended && html`<${Action} run=${act("cancel", "cancelled")}>Cancel<//>`}${ended && html`<${Action} kind="main" run=${act("retry", "queued again")}>Retry<//>`}
-        <${Action} run=${() => again(api, job)}>Run a copy<//><${Action} kind="danger" run=${remove}>Delete<//>`}</div>
-    <div class="stack"><${Why} api=${api} job=${job} />
+      ${can("operate") && html`<${Actions} api=${api} job=${job} again=${shown.again} can=${can} />`}</div>
+    ${shown.fault?.status === 404 && html`<div class="note-line bad" role="alert">Its record is gone. This is what was last known of it.</div>`}
+    <div class="stack"><${Why} api=${api} job=${job} can=${can} />
       <div class="two"><div class="stack">
         ${job.progress && html`<${Progress} progress=${job.progress} />`}
-        <${Result} api=${api} job=${job} /><${Attempts} job=${job} /><${Output} api=${api} job=${job} /><${Payload} api=${api} job=${job} /></div>
-      <div class="stack"><${Timeline} job=${job} /><${Facts} job=${job} tenant=${tenant} /></div></div></div>`;
+        <${Result} api=${api} job=${job} /><${Attempts} job=${job} /><${Family} api=${api} job=${job} /><${Output} api=${api} job=${job} /><${Payload} api=${api} job=${job} /><${Files} api=${api} job=${job} /></div>
+      <div class="stack"><${Timeline} job=${job} /><${Facts} job=${job} /></div></div></div>`;
 }
 
-/** Why it does not run, in one line. @param {any} props */
-function Why({ api, job }) {
-  const waits = ["queued", "scheduled", "blocked"].includes(job.state);
-  const estimate = useAsked(() => (waits ? api.get(`/jobs/${job.id}/estimate`) : Promise.resolve(null)), [job.id, waits], 2000).data;
+/** @param {any} props */
+function Actions({ api, job, again, can }) {
+  const ended = FINISHED.includes(job.state), path = `/jobs/${job.id}`;
+  const act = (/** @type {string} */ verb, /** @type {string} */ said) => async () => { await api.post(`${path}/${verb}`); again(); return said; };
+  const given = (/** @type {string} */ title, /** @type {string} */ go, /** @type {any[]} */ fields, /** @type {(given: any) => Promise<any>} */ send, /** @type {string} */ said) => async () => {
+    if (!(await ask({ title, go, fields, act: send }))) return "";
+    again();
+    return said;
+  };
+  const remove = async () => {
+    if (!(await sure("Delete this job?", job.state === "running" ? "It runs now, and is stopped first." : "Its record and its result go.", "Delete"))) return "";
+    await api.remove(path);
+    location.hash = "/jobs";
+    return "deleted";
+  };
+  return html`${!ended && html`<${Action} run=${act("cancel", "cancelled")}>Cancel<//>`}${ended && html`<${Action} kind="main" run=${act("retry", "queued again")}>Retry<//>`}
+    ${can("enqueue") && html`<${Action} run=${() => copy(api, job)}>Run a copy<//>`}
+    <${Menu}>${job.state === "running" && html`
+      <${Action} kind="plain" run=${given("End it as succeeded?", "Finish", [{ name: "result", label: "Its result (JSON)", long: true, value: "null" }], (one) => api.post(`${path}/finish`, { result: json(one.result, "The result") }), "finished by hand")}>Finish by hand<//>
+      <${Action} kind="plain" run=${given("End it as failed?", "Fail", [{ name: "message", label: "Why" }], (one) => api.post(`${path}/fail`, { message: one.message }), "failed by hand")}>Fail by hand<//>
+      <${Action} kind="plain" run=${given("Lower its time limit", "Lower", [{ name: "seconds", label: "Seconds that the run may take, from its start", required: true, number: true }], (one) => api.post(`${path}/timeout`, { timeout: Number(one.seconds) }), "lowered")}>Lower the time limit<//>`}
+      <${Action} kind="plain" run=${given("Annotate this job", "Save", [{ name: "name", label: "Name", required: true, hint: "ticket" }, { name: "text", label: "Text (empty: remove it)" }], (one) => api.patch(path, { annotations: { [one.name]: one.text || null } }), "annotated")}>Annotate<//>
+      <${Action} kind="plain danger" run=${remove}>Delete<//><//>`;
+}
+
+/** Why it does not run, how long that will last, and what can be done about it. @param {any} props */
+function Why({ api, job, can }) {
+  const waits = WAITING.includes(job.state);
+  const asked = useAsked(() => (waits ? api.get(`/jobs/${job.id}/estimate`) : Promise.resolve(null)), [job.id, waits], waits ? 2000 : 0);
   const now = useNow();
   if (job.state === "running") {
     const left = job.deadline ? (new Date(job.deadline).getTime() - now) / 1000 : undefined;
-    return html`<div class="note-line run">Runs on ${job.node || "a worker"}${job.pid ? ` in process ${job.pid}` : ""} since <${Time} at=${job.started_at} />${left === undefined ? "" : `; it is stopped in ${span(Math.max(0, left))}`}.${job.reason ? ` It was ordered to stop: ${job.reason}.` : ""}</div>`;
+    return html`<div class="note-line run">Runs on ${job.node || "a worker"}${job.pid ? ` in process ${job.pid}` : ""} for <${Since} at=${job.started_at} />${left === undefined ? "" : `; it is stopped in ${span(Math.max(0, left))}`}.${job.reason ? ` It was ordered to stop or to take less time: ${job.reason}.` : ""}</div>`;
   }
   if (!waits) return null;
-  const position = estimate?.position ? ` It is number ${estimate.position}.` : "";
-  const wait = estimate?.seconds === null || estimate?.seconds === undefined ? "" : ` Expected to start in ${span(estimate.seconds)}${estimate.at_most && estimate.at_most !== estimate.seconds ? `, ${span(estimate.at_most)} at most` : ""}.`;
-  return html`<div class="note-line warn"><strong>Why it waits:</strong> ${reason(job, estimate)}.${position}${wait}</div>`;
+  const estimate = asked.data, passed = (now - asked.at) / 1000;
+  const rest = (/** @type {number} */ seconds) => Math.round(seconds - Math.max(0, passed));
+  const position = estimate?.position ? ` It is number ${number(estimate.position)} in line.` : "";
+  const known = estimate && estimate.seconds !== null && estimate.seconds !== undefined && job.state !== "scheduled";
+  return html`<div class="note-line warn why"><div><strong>Why it waits:</strong> ${estimate === undefined && job.state === "queued" ? "…" : reason(job, estimate)}.${position}</div>
+    ${known && html`<div class="count-down">${rest(estimate.seconds) > 0 ? html`<b class="figures">${span(rest(estimate.seconds))}</b> <span>until it is expected to start</span>` : html`<span>It is expected to start any moment</span>`}${estimate.at_most && rest(estimate.at_most) > Math.max(0, rest(estimate.seconds)) ? `, ${span(rest(estimate.at_most))} at most` : ""}</div>`}
+    <${Remedy} api=${api} job=${job} estimate=${estimate} can=${can} /></div>`;
 }
 
 /** @param {any} job @param {any} estimate */
 function reason(job, estimate) {
   if (job.state === "scheduled") return html`${job.attempt ? `its next run, after ${job.reason ?? "a failed one"}, is due ` : "its time is "}<${Time} at=${job.run_at} />`;
-  if (job.state === "blocked") return html`it comes after ${job.waits_for.map((/** @type {string} */ id) => html`<${JobLink} id=${id} tenant=${job.tenant} /> `)}`;
+  if (job.state === "blocked") return html`it comes after ${job.waits_for.length === 1 ? "a job that has" : `${job.waits_for.length} jobs that have`} not ended: ${job.waits_for.slice(0, 8).map((/** @type {string} */ id) => html`<${JobLink} id=${id} tenant=${job.tenant} /> `)}`;
   const why = estimate?.why;
   if (!why) return "a worker has not taken it yet";
   return `${WHY[why] ?? why}${estimate.name ? ` (${estimate.name})` : ""}`;
@@ -67,117 +88,206 @@ const WHY = {
   handler: "no worker of its queue runs its task",
 };
 
+/** What to do about a wait. @param {any} props */
+function Remedy({ api, job, estimate, can }) {
+  const why = job.state === "queued" ? estimate?.why : undefined;
+  const paused = useAsked(async () => {
+    if (why !== "pause") return null;
+    const [line, task] = await Promise.all([api.get(`/queues/${job.queue}`), api.get(`/tasks/${job.task}`)]);
+    return line.paused ? { what: `queue ${job.queue}`, path: `/queues/${job.queue}`, ...line } : task.paused ? { what: `task ${job.task}`, path: `/tasks/${job.task}`, ...task } : null;
+  }, [job.id, why], why === "pause" ? 3000 : 0).data;
+  if (why === "worker") return html`<div>Start one: <code>windlass worker MODULE:APP -q ${job.queue}</code></div>`;
+  if (why === "handler") return html`<div><${Link} to="/workers">The workers<//> of its queue do not know the task ${job.task}: start one with an app that has it, or <${Link} to="/handlers">upload a handler<//>.</div>`;
+  if (why === "limit") return html`<div><${Link} to="/limits">See the limit${estimate.name ? ` ${estimate.name}` : ""} and what it holds back<//></div>`;
+  if (why === "slots" || why === "tier") return html`<div><${JobsLink} q=${`state:running ${word("queue", job.queue)}`}>See what runs in ${job.queue}<//>, or start another worker.</div>`;
+  if (why === "pause" && paused) {
+    return html`<div class="row"><span>The ${paused.what} is paused${paused.why ? `: ${paused.why}` : ""}${paused.until ? html` until ${exact(paused.until)}` : ""}.</span>
+      ${can("operate") && html`<${Action} run=${async () => { await api.patch(paused.path, { paused: false }); return `${paused.what} goes on`; }}>Resume<//>`}</div>`;
+  }
+  return null;
+}
+
 /** @param {any} props */
 const Progress = ({ progress }) => html`<${Panel} title="Progress"><div class="body">
-  <div class="bar"><i style=${{ width: `${progress.total ? Math.min(100, (100 * progress.done) / progress.total) : 0}%` }}></i></div>
-  <div class="row gap"><span>${progress.done ?? ""}${progress.total ? ` of ${progress.total}` : ""}</span><span class="dim">${progress.note ?? ""}</span></div></div><//>`;
+  <div class="bar" role="progressbar" aria-label="Progress" aria-valuenow=${progress.done ?? 0} aria-valuemax=${progress.total ?? undefined}><i style=${{ width: `${progress.total ? Math.min(100, (100 * (progress.done ?? 0)) / progress.total) : 0}%` }}></i></div>
+  <div class="row gap-small"><span class="figures">${progress.done ?? 0}${progress.total ? ` of ${progress.total}` : ""}</span><span class="dim">${progress.note ?? ""}</span></div></div><//>`;
 
 /** @param {any} props */
 function Result({ api, job }) {
   const asks = job.state === "succeeded" && job.keep_result === "keep";
-  const answer = useAsked(() => (asks ? api.get(`/jobs/${job.id}/result`) : Promise.resolve(undefined)), [job.id, job.state, job.finished_at], 0).data;
+  const answer = useAsked(() => (asks ? api.get(`/jobs/${job.id}/result`) : Promise.resolve(undefined)), [job.id, job.state, job.finished_at], 0);
   if (job.state !== "succeeded") return null;
-  const text = job.keep_result === "once" ? "It can be read once, so it is not shown here." : job.keep_result === "none" ? "It was not kept." : "";
-  return html`<${Panel} title="Result"><div class="body">${text ? html`<span class="dim">${text}</span>` : html`<pre>${answer ? pretty(answer.result) : "…"}</pre>`}</div><//>`;
+  const text = job.keep_result === "once" ? "It can be read once, so it is not shown here." : job.keep_result === "none" ? "It was not kept." : answer.fault ? answer.fault.message : "";
+  return html`<${Panel} title="Result"><div class="body">${text ? html`<span class="dim">${text}</span>` : html`<pre>${answer.data ? pretty(answer.data.result) : "…"}</pre>`}</div><//>`;
 }
 
 /** Hidden until asked for: it may be private. @param {any} props */
 function Payload({ api, job }) {
   const [open, set] = useState(false);
-  const answer = useAsked(() => (open ? api.get(`/jobs/${job.id}`, { payload: true }) : Promise.resolve(undefined)), [job.id, open], 0).data;
+  const answer = useAsked(() => (open ? api.get(`/jobs/${job.id}`, { payload: true }) : Promise.resolve(undefined)), [job.id, open], 0);
   return html`<${Panel} title="Payload" actions=${html`<span class="dim small">${bytes(job.size)}</span><button onClick=${() => set(!open)} aria-expanded=${open}>${open ? "Hide" : "Show"}</button>`}>
-    ${open && html`<div class="body"><pre>${answer ? pretty(answer.payload) : "…"}</pre></div>`}<//>`;
+    ${open && html`<div class="body">${answer.fault ? html`<${Fault} fault=${answer.fault} />` : html`<pre>${answer.data ? pretty(answer.data.payload) : "…"}</pre>`}</div>`}<//>`;
+}
+
+/** @param {any} props */
+function Files({ api, job }) {
+  const files = useAsked(() => api.get(`/jobs/${job.id}/files`), [job.id, job.state, job.attempt], 0).data;
+  if (!files?.length) return null;
+  return html`<${Panel} title="Files"><div class="body"><ul class="plain-list">${files.map((/** @type {any} */ one) => html`<li><a href=${api.url(`/jobs/${job.id}/files/${encodeURIComponent(one.name)}`)} download=${one.name}>${one.name}</a> <span class="dim small">${one.size === undefined ? "" : bytes(one.size)}</span></li>`)}</ul></div><//>`;
 }
 
 /** @param {any} props */
 function Attempts({ job }) {
   if (!job.errors.length) return null;
-  return html`<${Panel} title=${job.errors.length === 1 ? "Failed run" : `${job.errors.length} failed runs`}>${[...job.errors].reverse().map((error, place) => html`<div class="body">
-    <div class="row"><strong>Run ${error.attempt || "?"}</strong><span class="badge bad">${error.type || error.reason}</span><span>${error.message}</span><span class="grow"></span><${Time} at=${error.at} /></div>
-    <div class="dim small">${[error.node && `on ${error.node}`, error.pid && `process ${error.pid}`, error.reason && `reason ${error.reason}`].filter(Boolean).join(", ")}</div>
+  return html`<${Panel} title=${job.errors.length === 1 ? "Failed run" : `${job.errors.length} failed runs`}>${[...job.errors].reverse().map((error, place) => html`<div class="body attempt" key=${job.errors.length - place}>
+    <div class="row"><strong>${error.attempt ? `Run ${error.attempt}` : "Not run"}</strong><span class="badge bad">${error.type || error.reason}</span><span class="grow"></span><${Time} at=${error.at} /></div>
+    ${error.message && html`<div class="gap-small">${error.message}</div>`}
+    <div class="dim small">${[error.node && `on ${error.node}`, error.pid && `process ${error.pid}`, error.worker && `worker ${error.worker.slice(0, 8)}`, error.reason && `reason ${error.reason}`].filter(Boolean).join(" · ")}</div>
     ${error.traceback && html`<details open=${place === 0}><summary class="dim small">Traceback</summary><pre>${error.traceback}</pre></details>`}</div>`)}<//>`;
+}
+
+const MOST_RELATIVES = 6;
+
+/** Jobs before and after this one, with lines between them. @param {any} props */
+function Family({ api, job }) {
+  const parents = job.after ?? [], pending = !FINISHED.includes(job.state);
+  const family = useAsked(async () => {
+    const before = await Promise.all(parents.slice(0, MOST_RELATIVES).map((/** @type {string} */ id) => api.get(`/jobs/${id}`).catch(() => ({ id, task: "gone", state: "gone" }))));
+    const query = pending ? { state: "blocked" } : { created_after: job.created_at };
+    const page = await api.get("/jobs", { ...query, order: "newest", limit: 200 });
+    return { before, after: page.jobs.filter((/** @type {any} */ one) => (one.after ?? []).includes(job.id)) };
+  }, [job.id, job.state], 5000).data;
+  if (!family || (!parents.length && !family.after.length && !job.then)) return null;
+  const node = (/** @type {any} */ one) => html`<a class=${`node ${one.id === job.id ? "self" : ""}`} href=${`#/job/${job.tenant}/${one.id}`} title=${one.id}><i class=${`dot ${one.state}`}></i><span class="clip">${one.task}</span><span class="dim small">${one.state}</span></a>`;
+  const rest = (/** @type {number} */ count) => (count > MOST_RELATIVES ? [html`<span class="node dim">and ${count - MOST_RELATIVES} more</span>`] : []);
+  const left = [...family.before.map(node), ...rest(parents.length)];
+  const follow = job.then ? [html`<${JobsLink} q=${word("task", job.then.task)}><span class="node planned"><i class="dot"></i><span class="clip">${job.then.task}</span><span class="dim small">${job.state === "succeeded" ? "followed" : "follows"}</span></span><//>`] : [];
+  const right = [...follow, ...family.after.slice(0, MOST_RELATIVES).map(node), ...rest(family.after.length)];
+  const tall = Math.max(left.length, right.length, 1);
+  return html`<${Panel} title="Before and after"><div class="body scroll" tabindex="0" role="region" aria-label="Jobs before and after this one"><div class="graph">
+    ${left.length > 0 && html`<div class="nodes">${left}</div><${Edges} from=${left.length} to=${1} tall=${tall} />`}
+    <div class="nodes">${node(job)}</div>
+    ${right.length > 0 && html`<${Edges} from=${1} to=${right.length} tall=${tall} /><div class="nodes">${right}</div>`}</div></div><//>`;
+}
+
+/** Lines from each node of a column to each of the next; nodes are 44 pixels apart. @param {{from: number, to: number, tall: number}} props */
+function Edges({ from, to, tall }) {
+  const height = tall * 44;
+  const at = (/** @type {number} */ number, /** @type {number} */ count) => height / 2 + (number - (count - 1) / 2) * 44;
+  const lines = [];
+  for (let one = 0; one < from; one += 1) for (let other = 0; other < to; other += 1) lines.push(html`<path d=${`M0 ${at(one, from)}C20 ${at(one, from)} 20 ${at(other, to)} 40 ${at(other, to)}`} />`);
+  return html`<svg class="edges" width="40" height=${height} aria-hidden="true">${lines}</svg>`;
 }
 
 /** @param {any} props */
 function Output({ api, job }) {
-  const [chunks, set] = useState(/** @type {any[]} */ ([]));
-  const ended = ENDED.includes(job.state);
+  const [chunks, set] = useState(/** @type {{n: number, stream: string, text: string}[]} */ ([]));
+  const box = useRef(/** @type {any} */ (null));
+  const ended = FINISHED.includes(job.state);
   useEffect(() => {
     let after = 0, stopped = false;
     /** @type {any} */
     let timer;
+    /** @type {Record<string, TextDecoder>} */
+    const decoders = {};
     set([]);
     const read = async () => {
       try {
         const page = await api.get(`/jobs/${job.id}/output`, { after });
-        if (page.chunks.length && !stopped) { after = page.next; set((old) => [...old, ...page.chunks].slice(-500)); }
+        if (page.chunks.length && !stopped) {
+          after = page.next;
+          const come = page.chunks.map((/** @type {any} */ one) => ({ n: one.n, stream: one.stream, text: (decoders[one.stream] ??= new TextDecoder()).decode(Uint8Array.from(atob(one.data), (byte) => byte.charCodeAt(0)), { stream: true }) }));
+          set((old) => [...old, ...come].slice(-500));
+        }
         if (stopped || (page.ended && !page.chunks.length)) return;
       } catch { /* the line at the top says so */ }
-      if (!stopped) timer = setTimeout(read, ended ? 10 : 700);
+      if (!stopped) timer = setTimeout(read, ended ? 10 : document.hidden ? 5000 : 700);
     };
     read();
     return () => { stopped = true; clearTimeout(timer); };
   }, [job.id, job.attempt, ended]);
+  const follows = !box.current || box.current.scrollHeight - box.current.scrollTop - box.current.clientHeight < 40;
+  useEffect(() => { if (follows && box.current) box.current.scrollTop = box.current.scrollHeight; }, [chunks]);
   const live = !ended && html`<span class="badge running">live</span>`;
-  return [["Values", true], ["Output", false]].map(([title, values]) => {
-    const shown = chunks.filter((chunk) => (chunk.stream === "values") === values);
-    return shown.length > 0 && html`<${Panel} title=${title} actions=${live}><div class="body"><pre class="output">${shown.map((chunk) => html`<span class=${chunk.stream === "stderr" ? "err" : ""}>${text(chunk)}</span>`)}</pre></div><//>`;
-  });
-}
-
-/** @param {any} chunk */
-function text(chunk) {
-  if (typeof chunk.text === "string") return chunk.text;
-  try {
-    return new TextDecoder().decode(Uint8Array.from(atob(chunk.data ?? chunk.base64 ?? ""), (one) => one.charCodeAt(0)));
-  } catch {
-    return String(chunk.data ?? "");
-  }
+  const values = chunks.filter((one) => one.stream === "values"), printed = chunks.filter((one) => one.stream !== "values");
+  return html`${values.length > 0 && html`<${Panel} title="Values" actions=${live}><div class="body"><pre class="output" tabindex="0" role="log" aria-label="Values">${values.map((one) => html`<span key=${one.n}>${one.text}</span>`)}</pre></div><//>`}
+  ${printed.length > 0 && html`<${Panel} title="Output" actions=${live}><div class="body"><pre class="output" ref=${box} tabindex="0" role="log" aria-label="Output">${printed.map((one) => html`<span key=${one.n} class=${one.stream === "stdout" ? "" : "err"}>${one.text}</span>`)}</pre></div><//>`}`;
 }
 
 /** @param {any} props */
 function Timeline({ job }) {
+  const now = useNow();
   /** @type {{at: string, kind?: string, text: any}[]} */
   const steps = [{ at: job.created_at, text: "queued" }];
-  for (const error of job.errors) steps.push({ at: error.at, kind: "failed", text: `run ${error.attempt || "?"}: ${error.reason ?? "failed"}${error.node ? ` on ${error.node}` : ""}` });
+  for (const error of job.errors) steps.push({ at: error.at, kind: "failed", text: `${error.attempt ? `run ${error.attempt}: ` : ""}${error.reason ?? "failed"}${error.node ? ` on ${error.node}` : ""}` });
   if (job.started_at) steps.push({ at: job.started_at, kind: "running", text: `run ${job.attempt} started${job.node ? ` on ${job.node}` : ""}${job.assigned ? `, tier ${job.assigned}` : ""}` });
+  if (job.adopted_at) steps.push({ at: job.adopted_at, kind: "running", text: "adopted by another worker" });
+  if (job.state === "running" && job.reason) steps.push({ at: job.updated_at, kind: "warn", text: job.reason });
   if (job.state === "scheduled" && job.run_at) steps.push({ at: job.run_at, text: job.attempt ? "runs again" : "may start" });
-  if (job.finished_at) steps.push({ at: job.finished_at, kind: job.state, text: `${job.state}${job.reason && job.reason !== job.state ? `: ${job.reason}` : ""}${job.started_at ? ` after ${span((new Date(job.finished_at).getTime() - new Date(job.started_at).getTime()) / 1000)}` : ""}` });
+  if (job.finished_at) steps.push({ at: job.finished_at, kind: job.state, text: `${job.state}${job.reason && job.reason !== job.state ? `: ${job.reason}` : ""}` });
   steps.sort((a, b) => (a.at < b.at ? -1 : 1));
-  return html`<${Panel} title="Timeline"><div class="body"><ol class="timeline">${steps.map((one) => html`<li class=${one.kind ?? ""}>${one.text}<div class="dim small"><${Time} at=${one.at} /></div></li>`)}</ol></div><//>`;
+  return html`<${Panel} title="Timeline"><div class="body"><${Spans} job=${job} now=${now} /><ol class="timeline">${steps.map((one) => html`<li class=${one.kind ?? ""}>${one.text}<div class="dim small"><${Time} at=${one.at} /></div></li>`)}</ol></div><//>`;
+}
+
+/** How long it waited and ran, as a bar. @param {any} props */
+function Spans({ job, now }) {
+  const time = (/** @type {string} */ at) => new Date(at).getTime() / 1000;
+  const begun = time(job.created_at), end = job.finished_at ? time(job.finished_at) : now / 1000;
+  const started = job.started_at && !(WAITING.includes(job.state)) ? time(job.started_at) : undefined;
+  const waited = Math.max(0, (started ?? end) - begun), ran = started === undefined ? 0 : Math.max(0, end - started);
+  const whole = Math.max(0.001, waited + ran);
+  return html`<div class="spans" role="img" aria-label=${`waited ${span(waited)}, ran ${span(ran)}`}><i class="waited" style=${{ width: `${(100 * waited) / whole}%` }}></i>${ran > 0 && html`<i class=${`ran ${job.state}`} style=${{ width: `${(100 * ran) / whole}%` }}></i>`}</div>
+    <div class="plot-labels"><span>${job.attempt > 1 ? "before the last run" : "waited"} ${span(waited)}</span>${started !== undefined && html`<span>ran ${span(ran)}</span>`}</div>`;
 }
 
 /** @param {any} props */
-function Facts({ job, tenant }) {
+function Facts({ job }) {
   /** @type {[string, any][]} */
   const facts = [
-    ["Queue", html`<${Link} to=${`/jobs?q=queue:${job.queue}`}>${job.queue}<//>`],
+    ["Queue", html`<${JobsLink} q=${word("queue", job.queue)}>${job.queue}<//>`],
+    ["Task", html`<${JobsLink} q=${word("task", job.task)}>${job.task}<//>`],
     ["Tenant", job.tenant],
     ["Priority", job.priority],
     ["Run", `${job.attempt || 0}${job.max_retry === null ? "" : ` of ${job.max_retry + 1}`}`],
     ["Timeout", job.timeout ? span(job.timeout) : ""],
     ["Tier", job.tier ?? ""],
-    ["Worker", job.worker ?? ""],
+    ["When lost", job.on_lost ?? ""],
+    ["Worker", job.worker ? html`<${JobsLink} q=${`worker:${job.worker}`} title=${job.worker}>${job.worker.slice(0, 8)}…<//>` : ""],
     ["Node", job.node ?? ""],
     ["Process", job.pid ?? ""],
     ["Code", job.code ?? ""],
-    ["Key", job.key ?? ""],
+    ["Crashes", job.crashes || ""],
+    ["Losses", job.losses || ""],
+    ["Key", job.key ? html`<${JobsLink} q=${word("key", job.key)}>${job.key}<//>` : ""],
     ["Schedule", job.headers?.schedule ? html`<${Link} to="/schedules">${job.headers.schedule}<//>` : ""],
-    ["After", (job.after ?? []).length ? job.after.map((/** @type {string} */ id) => html`<${JobLink} id=${id} tenant=${tenant} /> `) : ""],
-    ["Then", job.then?.task ?? ""],
-    ["Tags", (job.tags ?? []).map((/** @type {string} */ tag) => html`<span class="tag">${tag}</span> `)],
+    ["Tags", (job.tags ?? []).map((/** @type {string} */ tag) => html`<${JobsLink} q=${word("tag", tag)}><span class="tag">${tag}</span><//> `)],
     ["Notes", Object.entries(job.annotations ?? {}).map(([name, value]) => html`<div>${name}: ${pretty(value)}</div>`)],
+    ["Headers", Object.entries(job.headers ?? {}).filter(([name]) => name !== "schedule").map(([name, value]) => html`<div><span class="dim">${name}</span> ${pretty(value)}</div>`)],
+    ["Handler", job.handler_version ? `version ${job.handler_version}` : ""],
     ["Sandbox", job.sandbox ?? ""],
+    ["Made", exact(job.created_at)],
   ];
   return html`<${Panel} title="Details"><div class="body"><dl class="facts">${facts.filter(([, value]) => value !== "" && !(Array.isArray(value) && !value.length)).map(([name, value]) => html`<dt>${name}</dt><dd>${value}</dd>`)}</dl></div><//>`;
 }
 
+/** Options of which null says something: without a limit, or forever. */
+const NULLABLE = ["max_retry", "keep_success", "keep_failure"];
+
+/** What a copy takes over. */
+const OPTIONS = ["priority", "tags", "timeout", "tier", "yielding", "max_retry", "retry", "keep_result", "keep_result_for", "keep_success", "keep_failure", "expires", "owner_timeout", "isolate", "on_lost", "output", "input", "stdin", "most_input", "one_argument"];
+
 /** The same job once more, with a payload that may be edited. @param {any} api @param {any} job */
-async function again(api, job) {
+async function copy(api, job) {
   const full = await api.get(`/jobs/${job.id}`, { payload: true });
-  const given = await ask({ title: `Run ${job.task} again`, text: "As a new job, with this payload (JSON).", go: "Queue", fields: [{ name: "payload", label: "Payload", long: true, value: JSON.stringify(full.payload ?? null, null, 2) }, { name: "queue", label: "Queue", value: job.queue }] });
-  if (!given) return "";
-  const made = await api.post("/jobs", { task: job.task, queue: given.queue, payload: JSON.parse(given.payload), priority: job.priority, tags: job.tags, timeout: job.timeout, max_retry: job.max_retry, isolate: job.isolate });
+  const made = await ask({
+    title: `Run ${job.task} again`, text: "As a new job with the options of this one.", go: "Queue",
+    fields: [{ name: "payload", label: "Payload (JSON)", long: true, value: JSON.stringify(full.payload ?? null, null, 2) }, { name: "queue", label: "Queue", value: job.queue, required: true }],
+    act: (given) => {
+      const options = Object.fromEntries(OPTIONS.filter((name) => job[name] !== undefined && (job[name] !== null || NULLABLE.includes(name))).map((name) => [name, job[name]]));
+      return api.post("/jobs", { ...options, task: job.task, queue: given.queue, payload: json(given.payload, "The payload") }, { exact: true });
+    },
+  });
+  if (!made) return "";
   location.hash = `/job/${job.tenant}/${made.id}`;
   return "queued";
 }

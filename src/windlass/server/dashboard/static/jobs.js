@@ -1,158 +1,324 @@
 // @ts-check
-/** The list of jobs with its query bar, and failures by what they have in common. */
+/** The list of jobs with its query bar and facets, actions on many jobs, and failures in groups. */
 
 import { html, useEffect, useMemo, useRef, useState } from "./vendor/htm-preact-3.1.1.js";
-import { QUALIFIERS, STATES, asMatch, groupFailures, number, parseQuery, queue } from "./api.js";
-import { Action, Empty, Fault, JobLink, State, Table, Time, ask, toast, useAsked } from "./parts.js";
+import { FIELDS, FINISHED, PENDING, REASONS, STATES, asMatch, number, parseQuery, queue, statesOf, word, wordsOf } from "./api.js";
+import { Action, Empty, Fault, JobLink, JobsLink, State, Table, Time, sure, toast, useAsked } from "./parts.js";
 
+/** Jobs of one answer. */
 const ROWS = 50;
-/** Rows of one page, and of each further one. */
+
+/** Rows that a page holds; of more it shows the last ones. */
+const MOST_ROWS = 500;
+
+/** The states that an action changes, and how its success reads. @type {Record<string, {name: string, states: string[], past: string}>} */
+const ACTIONS = {
+  retry: { name: "Retry", states: FINISHED, past: "queued again" },
+  cancel: { name: "Cancel", states: PENDING, past: "cancelled" },
+  delete: { name: "Delete", states: STATES, past: "deleted" },
+};
 
 /** @param {any} props */
-export function Jobs({ tenant, can, query }) {
+export function Jobs({ tenant, can, query, stats }) {
   const text = query.get("q") ?? "";
-  const [typed, setTyped] = useState(text);
-  const [chosen, choose] = useState(/** @type {Set<string>} */ (new Set()));
+  const [chosen, choose] = useState(/** @type {Map<string, any>} */ (new Map()));
   const [more, setMore] = useState(/** @type {any[]} */ ([]));
-  const [next, setNext] = useState(/** @type {string | null} */ (null));
-  const bar = useRef(/** @type {any} */ (null));
-  useEffect(() => { setTyped(text); choose(new Set()); setMore([]); setNext(null); }, [text]);
+  const [next, setNext] = useState(/** @type {string | null | undefined} */ (undefined));
+  const [still, setStill] = useState(false);
+  useEffect(() => { choose(new Map()); setMore([]); setNext(undefined); }, [text]);
   const parsed = useMemo(() => parseQuery(text), [text]);
   const api = queue(tenant);
-  const list = useAsked(() => (parsed.wrong ? Promise.resolve({ jobs: [], next: null }) : api.get("/jobs", { ...parsed.query, limit: ROWS, order: "newest" })), [tenant, text]);
-  const stats = useAsked(() => api.get("/stats"), [tenant], 3000);
-  const counts = useMemo(() => facets(stats.data, parsed.query), [stats.data, text]);
+  const stands = still || chosen.size > 0 || next !== undefined;
+  const list = useAsked(() => (parsed.wrong ? Promise.resolve({ jobs: [], next: null }) : api.get("/jobs", { ...parsed.query, limit: ROWS, order: "newest" })), [tenant, text], stands ? 0 : 2000);
   const go = (/** @type {string} */ to) => { location.hash = to ? `/jobs?q=${encodeURIComponent(to)}` : "/jobs"; };
-  const toggleState = (/** @type {string} */ state) => {
-    const others = text.replace(/\s*\bstate:\S+/g, "").trim();
-    go(parsed.query.state?.length === 1 && parsed.query.state[0] === state ? others : `state:${state} ${others}`.trim());
-  };
-  const rows = [...(list.data?.jobs ?? []), ...more];
-  const loadMore = async () => {
-    const page = await api.get("/jobs", { ...parsed.query, limit: ROWS, order: "newest", after: next ?? list.data?.next });
-    setMore((old) => [...old, ...page.jobs].slice(-1000));
+  const rows = useMemo(() => [...(list.data?.jobs ?? []), ...more].slice(-MOST_ROWS), [list.data, more]);
+  const beyond = next === undefined ? list.data?.next : next;
+  const further = async () => {
+    const page = await api.get("/jobs", { ...parsed.query, limit: ROWS, order: "newest", after: beyond });
+    setMore((old) => [...old, ...page.jobs].slice(-MOST_ROWS));
     setNext(page.next);
   };
-  const toggle = (/** @type {string} */ key) => choose((old) => { const now = new Set(old); if (!now.delete(key)) now.add(key); return now; });
-  const selected = rows.filter((job) => chosen.has(keyOf(job)));
-  const act = (/** @type {string} */ verb, /** @type {string} */ past) => async () => {
-    if (selected.length) return `${number(await onJobs(selected, verb))} ${past}`;
-    const body = parsed.query.state ? parsed.query : { ...parsed.query, state: ["pending", "finished"] };
-    const { changed } = await onMatch(api, verb, body, true);
-    if (!changed) return "no job to change";
-    const sure = await ask({ title: `${verb[0].toUpperCase()}${verb.slice(1)} ${number(changed)} jobs?`, text: text || "All jobs", go: `${verb[0].toUpperCase()}${verb.slice(1)} ${number(changed)}`, danger: verb !== "retry" });
-    if (!sure) return "";
-    toast(`working on ${number(changed)} jobs …`);
-    const done = await onMatch(api, verb, body, false);
-    list.again();
-    return `${number(done.changed)} ${past}`;
+  const newest = () => { choose(new Map()); setMore([]); setNext(undefined); setStill(false); list.again(); scrollTo(0, 0); };
+  const last = useRef(-1);
+  const toggle = (/** @type {any} */ job, /** @type {boolean} */ range) => {
+    const at = rows.indexOf(job), from = range && last.current >= 0 ? last.current : at;
+    const some = rows.slice(Math.min(at, from), Math.max(at, from) + 1);
+    const on = !chosen.has(keyOf(job));
+    choose((old) => { const now = new Map(old); for (const one of some) { if (on) now.set(keyOf(one), one); else now.delete(keyOf(one)); } return now; });
+    last.current = at;
   };
-  const all = tenant === "-";
+  const every = rows.length > 0 && rows.every((job) => chosen.has(keyOf(job)));
+  const selected = [...chosen.values()];
+  const act = (/** @type {string} */ verb) => async () => {
+    const said = selected.length ? `${number(await onJobs(selected, verb))} ${ACTIONS[verb].past}` : await onAll(api, verb, parsed.query, text || "All jobs of this list.");
+    if (said) newest();
+    return said;
+  };
   const columns = [
-    ...(can("operate") ? [{ name: "", tight: true, show: (/** @type {any} */ job) => html`<input type="checkbox" aria-label=${`Select ${job.id}`} checked=${chosen.has(keyOf(job))} onChange=${() => toggle(keyOf(job))} />` }] : []),
+    ...(can("operate") ? [{ name: html`<input type="checkbox" aria-label="Select all rows" checked=${every} onChange=${() => choose(every ? new Map() : new Map(rows.map((job) => [keyOf(job), job])))} />`, tight: true,
+      show: (/** @type {any} */ job) => html`<input type="checkbox" aria-label=${`Select ${job.id}`} checked=${chosen.has(keyOf(job))} onClick=${(/** @type {any} */ event) => toggle(job, event.shiftKey)} />` }] : []),
     { name: "State", tight: true, show: (/** @type {any} */ job) => html`<${State} state=${job.state} />` },
-    { name: "Task", show: (/** @type {any} */ job) => html`<a href=${`#/job/${job.tenant}/${job.id}`}>${job.task}</a><div class="sub">${job.error && job.state !== "succeeded" ? `${job.error.type ? `${job.error.type}: ` : ""}${(job.error.message ?? "").slice(0, 120)}` : job.progress?.note ?? ""}</div>` },
-    ...(all ? [{ name: "Tenant", wide: true, show: (/** @type {any} */ job) => job.tenant }] : []),
-    { name: "Queue", wide: true, show: (/** @type {any} */ job) => job.queue },
-    { name: "Tags", wide: true, show: (/** @type {any} */ job) => job.tags.map((/** @type {string} */ tag) => html`<span class="tag">${tag}</span> `) },
-    { name: "Runs", num: true, wide: true, show: (/** @type {any} */ job) => job.attempt || "" },
+    { name: "Task", fill: true, show: (/** @type {any} */ job) => html`<a href=${`#/job/${job.tenant}/${job.id}`}>${job.task}</a>${job.tags.map((/** @type {string} */ tag) => html` <span class="tag">${tag}</span>`)}<div class="sub clip">${remark(job)}</div>` },
+    ...(tenant === "-" ? [{ name: "Tenant", wide: true, show: (/** @type {any} */ job) => job.tenant }] : []),
+    { name: "Queue", wide: true, tight: true, show: (/** @type {any} */ job) => job.queue },
+    { name: "Run", num: true, wide: true, show: (/** @type {any} */ job) => (job.attempt ? `${job.attempt}${job.max_retry ? ` / ${job.max_retry + 1}` : ""}` : "") },
     { name: "Changed", tight: true, show: (/** @type {any} */ job) => html`<${Time} at=${job.finished_at ?? job.started_at ?? job.created_at} />` },
     { name: "Job", tight: true, wide: true, show: (/** @type {any} */ job) => html`<${JobLink} id=${job.id} tenant=${job.tenant} />` },
   ];
+  const operate = can("operate");
   return html`<div class="head"><h1>Jobs</h1><span class="grow"></span>
-      <a class="button" href=${api.url("/jobs")} onClick=${(/** @type {any} */ event) => { event.preventDefault(); download(api.url("/jobs"), parsed.query); }}>Export</a></div>
-    <form class="row" onSubmit=${(/** @type {any} */ event) => { event.preventDefault(); go(typed.trim()); }}>
-      <input ref=${bar} class="query" list="qualifiers" aria-label="Query" placeholder=${'state:failed task:mail payload.customer:5 "timed out"'} value=${typed} onInput=${(/** @type {any} */ event) => setTyped(event.target.value)} />
-      <datalist id="qualifiers">${completions(typed).map((one) => html`<option value=${one} />`)}</datalist>
-      <button class="main">Find</button>${text && html`<button type="button" onClick=${() => go("")}>Clear</button>`}</form>
+      <button aria-pressed=${!stands} title="Follow what changes, every two seconds" onClick=${() => (stands ? newest() : setStill(true))}>${stands ? "Still" : "Live"}</button>
+      <a class="button" href=${exportUrl(tenant, parsed.query)} download="jobs.ndjson" title="All that match, a line of JSON each">Export</a></div>
+    <${QueryBar} text=${text} go=${go} stats=${stats} key=${text} />
     ${parsed.wrong && html`<div class="note-line bad gap" role="alert">${parsed.wrong}</div>`}<${Fault} fault=${list.fault} />
-    <div class="facets" role="group" aria-label="States">${STATES.map((state) => html`<button type="button" aria-pressed=${!!parsed.query.state?.includes(state)} onClick=${() => toggleState(state)}>${state} <span class="dim">${counts ? number(counts[state] ?? 0) : ""}</span></button>`)}
-      <span class="grow"></span>${can("operate") && html`<span class="dim small">${selected.length ? `${selected.length} selected` : "all that match"}</span>
-      <${Action} run=${act("retry", "queued again")}>Retry<//><${Action} run=${act("cancel", "cancelled")}>Cancel<//><${Action} kind="danger" run=${act("delete", "deleted")}>Delete<//>`}</div>
-    <section class="panel"><${Table} rows=${list.data ? rows : undefined} of=${keyOf} columns=${columns}
-      empty=${html`<${Empty} text=${text ? "No job matches." : "No jobs yet. Queue one:"} command=${text ? undefined : "windlass enqueue TASK PAYLOAD"} />`} /></section>
-    ${(next ?? (more.length ? null : list.data?.next)) && html`<div class="row gap"><${Action} run=${loadMore}>Show more<//></div>`}`;
+    <div class="browse"><${Facets} stats=${stats} query=${parsed.query} text=${text} go=${go} />
+    <div><div class="facets" role="group" aria-label="Actions">
+      <${Matching} api=${api} query=${parsed.query} stats=${stats} text=${text} /><span class="grow"></span>
+      ${operate && html`<span class="dim small">${selected.length ? html`${selected.length} selected <button class="plain" onClick=${() => choose(new Map())}>Clear</button>` : "on all that match:"}</span>
+      ${Object.entries(ACTIONS).map(([verb, one]) => html`<${Action} kind=${verb === "delete" ? "danger" : ""} run=${act(verb)} disabled=${!selected.length && !statesOf(parsed.query).some((state) => one.states.includes(state))}>${one.name}<//>`)}`}</div>
+    <section class="panel"><${Table} label="Jobs" rows=${list.data ? rows : undefined} of=${keyOf} columns=${columns}
+      empty=${text ? html`<${Empty} text="No job matches." />` : html`<${Empty} text="No jobs yet. Queue one:" command="windlass enqueue TASK PAYLOAD" />`} /></section>
+    <div class="row gap">${beyond && html`<${Further} run=${further} />`}${next !== undefined && html`<button onClick=${newest}>Back to the newest</button>`}</div></div></div>`;
 }
 
 const keyOf = (/** @type {any} */ job) => `${job.tenant}/${job.id}`;
 
-/** @param {string} typed */
-function completions(typed) {
-  const last = /\S*$/.exec(typed)?.[0] ?? "";
-  const before = typed.slice(0, typed.length - last.length);
-  const found = last.startsWith("state:") ? STATES.map((state) => `state:${state}`) : QUALIFIERS;
-  return found.filter((one) => one.startsWith(last)).map((one) => before + one);
+/** @param {any} job */
+function remark(job) {
+  if (job.state === "running" && job.progress) return `${job.progress.done ?? 0}${job.progress.total ? ` of ${job.progress.total}` : ""} ${job.progress.note ?? ""}`;
+  if (job.error && job.state !== "succeeded") return `${job.error.type ? `${job.error.type}: ` : ""}${(job.error.message ?? "").slice(0, 160)}`;
+  return job.progress?.note ?? "";
 }
 
-/** Counts by state, as far as counters can tell. @param {any} stats @param {Record<string, any>} query */
-function facets(stats, query) {
+/** Loads what follows when it comes into view, or on a click. @param {any} props */
+function Further({ run }) {
+  const place = useRef(/** @type {any} */ (null));
+  const newest = useRef(run);
+  newest.current = run;
+  useEffect(() => {
+    let busy = false;
+    const seen = new IntersectionObserver(async ([one]) => {
+      if (!one.isIntersecting || busy || scrollY === 0) return;
+      busy = true;
+      await newest.current().catch(() => {});
+      busy = false;
+    }, { rootMargin: "300px" });
+    seen.observe(place.current);
+    return () => seen.disconnect();
+  }, []);
+  return html`<span ref=${place}><${Action} run=${run}>Show more<//></span>`;
+}
+
+/** How many match: from the counters where they know, else counted when asked. @param {any} props */
+function Matching({ api, query, stats, text }) {
+  const [found, set] = useState(/** @type {{text: string, count: number} | null} */ (null));
+  const known = counts(stats, query);
+  const count = known ? statesOf(query).reduce((sum, state) => sum + (known.state[state] ?? 0), 0) : found !== null && found.text === text ? found.count : undefined;
+  if (count !== undefined) return html`<span class="small"><b class="figures">${number(count)}</b> ${count === 1 ? "job" : "jobs"}</span>`;
+  return stats ? html`<${Action} kind="plain" run=${async () => { set({ text, count: (await api.get("/jobs/count", query)).count }); }}>Count<//>` : null;
+}
+
+/** The query with completion of fields and of values that are known. @param {any} props */
+function QueryBar({ text, go, stats }) {
+  const [typed, setTyped] = useState(text);
+  const [open, setOpen] = useState(false);
+  const [at, setAt] = useState(-1);
+  const found = useMemo(() => (open ? completions(typed, stats) : []), [typed, open]);
+  const take = (/** @type {{word: string}} */ one) => {
+    const before = typed.slice(0, typed.length - lastWord(typed).length);
+    const whole = /[:.]$/.test(one.word);
+    setTyped(before + one.word + (whole ? "" : " "));
+    setAt(-1);
+  };
+  const keys = (/** @type {any} */ event) => {
+    if (event.key === "ArrowDown" || event.key === "ArrowUp") {
+      event.preventDefault();
+      setOpen(true);
+      setAt(Math.max(-1, Math.min(found.length - 1, at + (event.key === "ArrowDown" ? 1 : -1))));
+    } else if ((event.key === "Enter" && at >= 0) || (event.key === "Tab" && found.length && lastWord(typed))) {
+      event.preventDefault();
+      take(found[Math.max(0, at)]);
+    } else if (event.key === "Escape") setOpen(false);
+  };
+  const submit = (/** @type {any} */ event) => { event.preventDefault(); setOpen(false); go(typed.trim()); };
+  return html`<form class="row query-row" role="search" onSubmit=${submit}><div class="complete">
+      <input class="query" role="combobox" aria-label="Query" aria-expanded=${found.length > 0} aria-controls="completions" aria-autocomplete="list" autocomplete="off" spellcheck="false"
+        aria-activedescendant=${at >= 0 ? `completion-${at}` : undefined} placeholder=${'state:failed task:mail payload.customer:5 "timed out"'} value=${typed}
+        onInput=${(/** @type {any} */ event) => { setTyped(event.target.value); setOpen(true); setAt(-1); }} onFocus=${() => setOpen(true)} onClick=${() => setOpen(true)} onBlur=${() => setTimeout(() => setOpen(false), 150)} onKeyDown=${keys} />
+      <ul id="completions" role="listbox" aria-label="Completions" hidden=${!found.length}>${found.map((one, index) => html`<li id=${`completion-${index}`} role="option" aria-selected=${index === at}
+        onMouseDown=${(/** @type {any} */ event) => { event.preventDefault(); take(one); }}><code>${one.word}</code><span class="dim small">${one.hint}</span></li>`)}</ul></div>
+    <button class="main">Find</button>${text && html`<button type="button" onClick=${() => go("")}>Clear</button>`}</form>`;
+}
+
+const lastWord = (/** @type {string} */ typed) => /(?:[\w.-]+:"[^"]*|\S*)$/.exec(typed)?.[0] ?? "";
+
+/** @param {string} typed @param {any} stats @returns {{word: string, hint: string}[]} */
+function completions(typed, stats) {
+  const last = lastWord(typed), colon = last.indexOf(":");
+  const name = colon > 0 ? last.slice(0, colon) : "";
+  const known = counts(stats, {});
+  /** @type {Record<string, [string, string][]>} */
+  const values = {
+    state: [...STATES, "pending", "finished"].map((one) => [one, known?.state[one] ? number(known.state[one]) : ""]),
+    task: Object.entries(known?.task ?? {}).map(([one, count]) => [one, number(count)]),
+    queue: Object.entries(known?.queue ?? {}).map(([one, count]) => [one, number(count)]),
+    reason: REASONS.map((one) => [one, ""]),
+  };
+  const found = name ? (values[name] ?? []).map(([one, hint]) => ({ word: word(name, one), hint }))
+    : Object.entries(FIELDS).map(([one, hint]) => ({ word: one.endsWith(".") ? one : `${one}:`, hint }));
+  return found.filter((one) => one.word.startsWith(last) && one.word !== last).slice(0, 12);
+}
+
+/**
+ * Jobs by state, by queue and by task, as far as the counters know; each leaves its own condition out.
+ * @param {any} stats @param {Record<string, any>} query
+ * @returns {{state: Record<string, number>, queue: Record<string, number>, task: Record<string, number>} | undefined}
+ */
+function counts(stats, query) {
   if (!stats || Object.keys(query).some((name) => !["state", "task", "queue"].includes(name))) return undefined;
-  /** @type {Record<string, number>} */
-  const found = {};
+  const wanted = statesOf(query);
+  /** @type {any} */
+  const found = { state: {}, queue: {}, task: {} };
+  const add = (/** @type {string} */ facet, /** @type {string} */ name, /** @type {number} */ count) => { found[facet][name] = (found[facet][name] ?? 0) + count; };
   for (const one of stats.queues) {
-    if ((query.task && query.task !== one.task) || (query.queue && query.queue !== one.queue)) continue;
-    for (const [state, count] of Object.entries(one.states)) found[state] = (found[state] ?? 0) + Number(count);
+    const task = !query.task || query.task === one.task, line = !query.queue || query.queue === one.queue;
+    for (const [state, count] of Object.entries(one.states)) {
+      if (task && line) add("state", state, Number(count));
+      if (task && wanted.includes(state)) add("queue", one.queue, Number(count));
+      if (line && wanted.includes(state)) add("task", one.task, Number(count));
+    }
   }
   return found;
 }
 
-/** @param {any} api @param {string} verb @param {any} match @param {boolean} dry */
-function onMatch(api, verb, match, dry) {
-  return bulk(api, verb, { ...asMatch(match), dry_run: dry });
+const MOST_VALUES = 12;
+
+/** What the list can be narrowed to, with counts. @param {any} props */
+function Facets({ stats, query, text, go }) {
+  const known = counts(stats, query) ?? counts(stats, {});
+  const exact = counts(stats, query) !== undefined;
+  const set = (/** @type {string} */ name, /** @type {string} */ value, /** @type {boolean} */ on) => {
+    const others = wordsOf(text).filter((one) => !one.startsWith(`${name}:`));
+    go((on ? [word(name, value), ...others] : others).join(" "));
+  };
+  const group = (/** @type {string} */ title, /** @type {string} */ name, /** @type {[string, number][]} */ values) => html`<div class="facet" role="group" aria-label=${title}><h2>${title}</h2>
+    ${values.map(([value, count]) => {
+      const on = name === "state" ? !!query.state?.includes(value) : query[name] === value;
+      return html`<button type="button" class="plain" aria-pressed=${on} onClick=${() => set(name, value, !on)}>${name === "state" ? html`<i class=${`dot ${value}`}></i>` : ""}<span class="clip">${value}</span><span class="count">${exact ? number(count) : ""}</span></button>`;
+    })}</div>`;
+  const top = (/** @type {Record<string, number>} */ all, /** @type {string} */ chosen) => {
+    const sorted = Object.entries(all).sort((a, b) => (a[0] < b[0] ? -1 : 1));
+    const largest = [...sorted].sort((a, b) => b[1] - a[1]).slice(0, MOST_VALUES).map(([name]) => name);
+    return sorted.filter(([name]) => largest.includes(name) || name === chosen);
+  };
+  return html`<aside class="facet-bar" aria-label="Filters">${group("States", "state", STATES.map((state) => [state, known?.state[state] ?? 0]))}
+    ${known && group("Queues", "queue", top(known.queue, query.queue))}${known && group("Tasks", "task", top(known.task, query.task))}</aside>`;
+}
+
+/** @param {string} tenant @param {Record<string, any>} query */
+function exportUrl(tenant, query) {
+  const words = new URLSearchParams({ order: "newest" });
+  for (const [name, value] of Object.entries(query)) for (const one of Array.isArray(value) ? value : [value]) words.append(name, String(one));
+  return `/dashboard/export/${encodeURIComponent(tenant)}/jobs.ndjson?${words}`;
 }
 
 /** Act on some jobs, tenant by tenant. @param {any[]} jobs @param {string} verb */
-export async function onJobs(jobs, verb) {
+async function onJobs(jobs, verb) {
   let changed = 0;
   for (const tenant of new Set(jobs.map((job) => job.tenant))) {
     const ids = jobs.filter((job) => job.tenant === tenant).map((job) => job.id);
     for (let start = 0; start < ids.length; start += 500) {
-      const some = ids.slice(start, start + 500);
-      const api = queue(tenant);
-      changed += (await bulk(api, verb, { ids: some })).changed;
+      changed += (await bulk(queue(tenant), verb, { ids: ids.slice(start, start + 500) })).changed;
     }
   }
   return changed;
 }
 
+/**
+ * Act on all that match: count first, ask, then say how far it is. The server does it in one request; how many are left
+ * is counted meanwhile.
+ * @param {any} api @param {string} verb @param {Record<string, any>} query @param {string} about
+ */
+async function onAll(api, verb, query, about) {
+  const { name, states, past } = ACTIONS[verb];
+  const wanted = statesOf(query).filter((state) => states.includes(state));
+  if (!wanted.length) return `none of these can be ${past}`;
+  const narrowed = { ...query, state: wanted };
+  const { changed: total } = await bulk(api, verb, { ...asMatch(narrowed), dry_run: true });
+  if (!total) return "no job to change";
+  if (!(await sure(`${name} ${number(total)} ${total === 1 ? "job" : "jobs"}?`, about, `${name} ${number(total)}`))) return "";
+  let ended = false, least = total;
+  const watch = async () => {
+    while (!ended) {
+      toast(`${name}: ${number(total - least)} of ${number(total)} …`, { stays: true });
+      await new Promise((resolve) => setTimeout(resolve, 1000));
+      if (!ended) least = Math.min(least, await api.get("/jobs/count", narrowed).then((/** @type {any} */ one) => one.count, () => least));
+    }
+  };
+  watch();
+  try {
+    return `${number((await bulk(api, verb, asMatch(narrowed))).changed)} ${past}`;
+  } finally {
+    ended = true;
+  }
+}
+
 /** @param {any} api @param {string} verb @param {any} body */
 const bulk = (api, verb, body) => (verb === "delete" ? api.remove("/jobs", body) : api.post(`/jobs/${verb}`, body));
 
-/** @param {string} url @param {Record<string, any>} query */
-async function download(url, query) {
-  const words = new URLSearchParams();
-  for (const [name, value] of Object.entries(query)) for (const one of Array.isArray(value) ? value : [value]) words.append(name, String(one));
-  const response = await fetch(`${url}?${words}`, { headers: { accept: "application/x-ndjson" } });
-  if (!response.ok) { toast("the export failed"); return; }
-  const link = document.createElement("a");
-  link.href = URL.createObjectURL(await response.blob());
-  link.download = "jobs.ndjson";
-  link.click();
-  setTimeout(() => URL.revokeObjectURL(link.href), 1000);
-}
+/** Pages of groups that one look at the failures reads. */
+const MOST_PAGES = 3;
 
-const MOST_GROUPED = 1000;
+/** @param {any} api */
+async function groupsOf(api) {
+  /** @type {Map<string, any>} */
+  const groups = new Map();
+  /** @type {string | undefined} */
+  let after;
+  let scanned = 0;
+  for (let page = 0; page < MOST_PAGES; page += 1) {
+    /** @type {any} */
+    const found = await api.get("/failures", { limit: 200, after });
+    scanned += found.scanned;
+    for (const one of found.groups) {
+      const name = `${one.tenant}/${one.fingerprint}`, known = groups.get(name);
+      groups.set(name, known ? { ...known, count: known.count + one.count, first_at: one.first_at < known.first_at ? one.first_at : known.first_at } : one);
+    }
+    after = found.next;
+    if (!after) break;
+  }
+  return { groups: [...groups.values()].sort((a, b) => b.count - a.count || (a.last_at < b.last_at ? 1 : -1)), scanned, more: !!after };
+}
 
 /** @param {any} props */
 export function Failures({ tenant, can }) {
   const api = queue(tenant);
-  const list = useAsked(() => api.get("/jobs", { state: "failed", limit: MOST_GROUPED, order: "newest" }), [tenant], 5000);
-  const groups = useMemo(() => (list.data ? groupFailures(list.data.jobs) : undefined), [list.data]);
-  const act = (/** @type {any} */ group, /** @type {string} */ verb, /** @type {string} */ past) => async () => {
-    const sure = verb === "retry" || (await ask({ title: `Delete ${group.jobs.length} failed jobs?`, text: `${group.task}: ${group.type}`, go: "Delete", danger: true }));
-    if (!sure) return "";
-    const changed = await onJobs(group.jobs, verb);
+  const list = useAsked(() => groupsOf(api), [tenant], 5000);
+  const [open, set] = useState("");
+  const name = (/** @type {any} */ group) => `${group.tenant}/${group.fingerprint}`;
+  const act = (/** @type {any} */ group, /** @type {string} */ verb) => async () => {
+    const said = await onAll(queue(group.tenant), verb, { state: ["failed"], task: group.task, fingerprint: group.fingerprint }, `${group.task}: ${group.type}`);
     list.again();
-    return `${number(changed)} ${past}`;
+    return said;
   };
   const columns = [
-    { name: "Jobs", num: true, tight: true, show: (/** @type {any} */ group) => number(group.jobs.length) },
-    { name: "Failure", show: (/** @type {any} */ group) => html`<strong>${group.task}</strong> <span class="badge bad">${group.type}</span><div class="sub">${group.message.slice(0, 300)}</div>` },
-    { name: "First", tight: true, wide: true, show: (/** @type {any} */ group) => html`<${Time} at=${group.first} />` },
-    { name: "Last", tight: true, show: (/** @type {any} */ group) => html`<${Time} at=${group.last} />` },
-    { name: "Newest", tight: true, wide: true, show: (/** @type {any} */ group) => html`<${JobLink} id=${group.jobs[0].id} tenant=${group.jobs[0].tenant} />` },
-    ...(can("operate") ? [{ name: "", tight: true, show: (/** @type {any} */ group) => html`<div class="doing"><${Action} run=${act(group, "retry", "queued again")}>Retry<//><${Action} kind="danger" run=${act(group, "delete", "deleted")}>Delete<//></div>` }] : []),
+    { name: "Jobs", num: true, tight: true, show: (/** @type {any} */ group) => html`<b>${number(group.count)}</b>` },
+    { name: "Failure", show: (/** @type {any} */ group) => html`<${JobsLink} q=${`state:failed fingerprint:${group.fingerprint}`}>${group.task}<//> <span class="badge bad">${group.type}</span>${group.where && html` <code class="dim">${group.where}</code>`}
+      ${tenant === "-" && html` <span class="tag">${group.tenant}</span>`}<div class="sub">${group.message}</div>
+      ${open === name(group) && html`<${Sample} group=${group} />`}` },
+    { name: "First", tight: true, wide: true, show: (/** @type {any} */ group) => html`<${Time} at=${group.first_at} />` },
+    { name: "Last", tight: true, show: (/** @type {any} */ group) => html`<${Time} at=${group.last_at} />` },
+    { name: "", tight: true, show: (/** @type {any} */ group) => html`<div class="doing"><button aria-expanded=${open === name(group)} onClick=${() => set(open === name(group) ? "" : name(group))}>Traceback</button>
+      ${can("operate") && html`<${Action} run=${act(group, "retry")}>Retry<//><${Action} kind="danger" run=${act(group, "delete")}>Delete<//>`}</div>` },
   ];
-  return html`<div class="head"><h1>Failures</h1><span class="dim">the newest ${number(MOST_GROUPED)} failed jobs, by task and error</span></div><${Fault} fault=${list.fault} />
-    <section class="panel"><${Table} rows=${groups} of=${(/** @type {any} */ group) => group.key} columns=${columns} empty=${html`<${Empty} text="Nothing has failed." />`} /></section>`;
+  const sum = list.data?.groups.reduce((all, one) => all + one.count, 0);
+  return html`<div class="head"><h1>Failures</h1>${list.data && html`<span class="dim">${number(sum)} failed ${sum === 1 ? "job" : "jobs"}, by task, error and place in the code${list.data.more ? `; the newest ${number(list.data.scanned)} were read` : ""}</span>`}</div><${Fault} fault=${list.fault} />
+    <section class="panel"><${Table} label="Failures" rows=${list.data?.groups} of=${name} columns=${columns} empty=${html`<${Empty} text="Nothing has failed." />`} /></section>`;
+}
+
+/** The newest job of a group. @param {any} props */
+function Sample({ group }) {
+  const job = useAsked(() => queue(group.tenant).get(`/jobs/${group.sample}`), [group.sample], 0).data;
+  if (!job) return html`<div class="empty">…</div>`;
+  return html`<div class="gap-small"><pre>${job.error?.traceback || job.error?.message || "It left no traceback."}</pre><div class="small">Newest: <${JobLink} id=${job.id} tenant=${job.tenant} />${job.node ? html`<span class="dim"> on ${job.node}</span>` : ""}</div></div>`;
 }

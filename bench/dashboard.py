@@ -1,0 +1,209 @@
+"""`./dev bench dashboard`: what the dashboard costs, and how long its pages wait for the server.
+
+A server gets a backlog; the questions of its pages are asked one at a time. Then it carries 1,000 jobs a second, alone
+and with fifty dashboards open, which ask as often as the first page does; its processor time is compared. The history
+is noted once a minute and takes the processor from the queue meanwhile: that is timed in process.
+"""
+
+import argparse
+import asyncio
+import gzip
+import json
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import httpx2
+
+from bench.http import served, started
+from bench.http_backlog import NDJSON, SENT_AT_ONCE, Caller
+from bench.processes import Program
+from bench.table import Table
+from tests.support.ports import free_port
+from tests.support.servers import Server
+from windlass.addresses import open_engine
+from windlass.engine.history import SECONDS, Historian
+from windlass.server import dashboard
+
+ROUNDS = 20
+QUEUES, TASKS = 10, 10
+"""Of the backlog."""
+
+QUESTIONS = {
+    "first rows": "/jobs?order=newest&limit=50",
+    "first rows of a task": "/jobs?order=newest&limit=50&task=task-3",
+    "first rows of a state": "/jobs?order=newest&limit=50&state=queued",
+    "counts": "/stats",
+    "queues": "/queues?waits=true",
+    "history of a day": "/history?step=minute&points=1439",
+}
+OVERVIEW = {"/stats": 2, "/queues?waits=true": 3, "/workers": 4, "/limits": 6, "/history?step=minute&points=60": 15}
+"""What an open first page asks, and every how many seconds."""
+
+PER_SECOND = 1000
+AT_ONCE = 100
+BARS = {
+    "ms to the first rows": 300.0,
+    "KB of all files, compressed": 150.0,
+    "% of a core for all dashboards": 10.0,
+    "% of a core for the history": 2.0,
+}
+
+
+def fill(caller: Caller, number: int) -> None:
+    lines = [
+        json.dumps({"task": f"task-{n % TASKS}", "queue": f"queue-{n % QUEUES}", "payload": "x" * 100})
+        for n in range(100)
+    ]
+    for start in range(0, number, SENT_AT_ONCE):
+        body = "\n".join((lines * (SENT_AT_ONCE // 100))[: number - start]).encode()
+        caller.send("POST", "/jobs/batch", body, **{"Content-Type": NDJSON}).read()
+
+
+def asked(caller: Caller, path: str) -> float:
+    """Milliseconds, the median."""
+    found = []
+    for _ in range(ROUNDS):
+        begun = time.perf_counter()
+        caller.send("GET", path).read()
+        found.append((time.perf_counter() - begun) * 1000)
+    return statistics.median(found)
+
+
+def weight() -> float:
+    """KB of all files of the pages, as they are sent."""
+    static = Path(dashboard.__file__).parent / "static"
+    return (
+        sum(len(gzip.compress(file.read_bytes())) for file in static.rglob("*.*") if file.suffix in dashboard.TYPES)
+        / 1000
+    )
+
+
+class Carried(threading.Thread):
+    """Jobs that come and are done meanwhile, so many a second: on two connections, as a program and a worker would."""
+
+    def __init__(self, port: int, token: str) -> None:
+        super().__init__(daemon=True)
+        self._caller = Caller(port, token)
+        self._ended = threading.Event()
+        self.done = 0
+
+    def run(self) -> None:
+        caller, batch = self._caller, [{"task": "noop", "queue": "busy"}] * AT_ONCE
+        worker = caller.ask("POST", "/workers", {"name": "bench", "queues": ["busy"], "slots": AT_ONCE})["worker"]
+        begun = time.monotonic()
+        while not self._ended.is_set():
+            caller.ask("POST", "/jobs/batch", batch)
+            claimed = caller.ask("POST", f"/workers/{worker}/claim", {"slots": AT_ONCE})
+            ends = [{"id": one["job"]["id"], "token": one["token"], "outcome": "ok"} for one in claimed]
+            self.done += len(caller.ask("POST", f"/workers/{worker}/finish", ends)["applied"])
+            self._ended.wait(max(0.0, begun + self.done / PER_SECOND - time.monotonic()))
+
+    def end(self) -> None:
+        self._ended.set()
+        self.join()
+
+
+async def look(port: int, token: str, dashboards: int, seconds: float) -> int:
+    """So many dashboards for a while; how many of their questions were answered."""
+    answered = 0
+    until = time.monotonic() + seconds
+
+    async def ask(client: httpx2.AsyncClient, path: str, every: float, first: float) -> None:
+        nonlocal answered
+        await asyncio.sleep(first)
+        while time.monotonic() < until:
+            (await client.get(f"/v1/default{path}")).raise_for_status()
+            answered += 1
+            await asyncio.sleep(every)
+
+    headers = {"authorization": f"Bearer {token}", "accept": "application/json", "accept-encoding": "gzip"}
+    limits = httpx2.Limits(max_connections=dashboards)
+    async with (
+        httpx2.AsyncClient(
+            base_url=f"http://127.0.0.1:{port}", headers=headers, limits=limits, trust_env=False, timeout=60
+        ) as client,
+        asyncio.TaskGroup() as group,
+    ):
+        for number in range(dashboards):
+            for path, every in OVERVIEW.items():
+                group.create_task(ask(client, path, every, every * number / dashboards))
+    return answered
+
+
+def compared(program: Program, port: int, token: str, arguments: argparse.Namespace) -> tuple[float, float, float]:
+    """Percent of a core for the jobs alone, for the dashboards, and jobs a second with them open."""
+    load = Carried(port, token)
+    load.start()
+    time.sleep(2)
+    alone, both, done = 0.0, 0.0, 0
+    for _ in range(arguments.rounds):
+        begun, used = time.monotonic(), program.cpu()
+        time.sleep(arguments.seconds)
+        alone += (program.cpu() - used) / (time.monotonic() - begun)
+        begun, used, before = time.monotonic(), program.cpu(), load.done
+        asyncio.run(look(port, token, arguments.dashboards, arguments.seconds))
+        both += (program.cpu() - used) / (time.monotonic() - begun)
+        done += round((load.done - before) / (time.monotonic() - begun))
+    load.end()
+    rounds = arguments.rounds
+    return 100 * alone / rounds, 100 * (both - alone) / rounds, done / rounds
+
+
+async def noted(address: str) -> float:
+    """Percent of a core for the history: a note a minute, with the counters as they are."""
+    async with open_engine(address) as engine:
+        found = []
+        for _ in range(ROUNDS):
+            begun = time.process_time()
+            await Historian()(engine)
+            found.append(time.process_time() - begun)
+        return 100 * statistics.median(found) / SECONDS["minute"]
+
+
+def measured(table: Table, name: str, address: str, folder: Path, arguments: argparse.Namespace) -> dict[str, float]:
+    port, number = free_port(), arguments.jobs
+    with started(served(address, folder, port), folder, port) as program:
+        token = (folder / "token").read_text().strip()
+        caller = Caller(port, token)
+        fill(caller, number)
+        caller.send("GET", QUESTIONS["first rows"]).read()  # warm
+        times = {what: asked(caller, path) for what, path in QUESTIONS.items()}
+        for what, milliseconds in times.items():
+            table.put(name, number, f"ms: {what}", milliseconds)
+        alone, dashboards, done = compared(program, port, token, arguments)
+    history = asyncio.run(noted(address))
+    table.put(name, number, "% of a core for the jobs alone", alone)
+    table.put(name, number, f"% of a core for {arguments.dashboards} dashboards", dashboards)
+    table.put(name, number, "jobs/s meanwhile", done)
+    table.put(name, number, "% of a core for the history", history)
+    firsts = [milliseconds for what, milliseconds in times.items() if what.startswith("first rows")]
+    return dict(zip(BARS, (max(firsts), weight(), dashboards, history), strict=True))
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="./dev bench dashboard", description=__doc__)
+    parser.add_argument("--jobs", type=int, default=1_000_000, help="of the backlog")
+    parser.add_argument("--dashboards", type=int, default=50)
+    parser.add_argument("--seconds", type=float, default=15, help="of each slice")
+    parser.add_argument("--rounds", type=int, default=2)
+    arguments = parser.parse_args(argv)
+    table, found = Table(), {}
+    with tempfile.TemporaryDirectory(prefix="windlass-bench-") as name:
+        folder = Path(name)
+        folder.chmod(0o700)
+        with Server("redis", folder, fsync="everysec") as server:
+            for store, address in {"sqlite": str(folder / "jobs.db"), "redis": server.url}.items():
+                found[store] = measured(table, store, address, folder, arguments)
+    print(table.markdown(), end="\n\n")
+    for what, bar in BARS.items():
+        for store, figures in found.items():
+            print(f"{what}, {store}: {figures[what]:.2f} (bar {bar:g}: {'met' if figures[what] <= bar else 'missed'})")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
