@@ -112,7 +112,7 @@ EDITS = struct.Struct(">I")
 
 CHUNK = struct.Struct(">QQIQB")
 MESSAGE = struct.Struct(">QQ")
-STREAMS: tuple[Stream, ...] = ("stdout", "stderr", "log")
+STREAMS: tuple[Stream, ...] = ("stdout", "stderr", "log", "values")
 
 KEEP_RESULT_FLAGS = {"keep": 0, "once": 16, "none": 32}
 TIMED = 48
