@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 from playwright.sync_api import Browser, expect
 
 from tests.support.dashboards import FLAGS_OF_SERVER, Dashboard, on_one_store
@@ -191,6 +192,7 @@ def test_editing_a_queue_keeps_what_the_form_does_not_change(dashboard: Dashboar
     assert {name: found[name] for name in whole} == {**whole, "timeout": 120.0}
 
 
+@pytest.mark.long
 def test_the_overview_says_that_the_store_does_not_answer_and_goes_on(tmp_path: Path, chromium: Browser) -> None:
     (tmp_path / "redis").mkdir()
     with (
