@@ -3,7 +3,7 @@
 import importlib
 import sys
 
-NAMES = ("dashboard", "flow", "functions", "http", "journal", "peers", "store", "waits", "worker")
+NAMES = ("dashboard", "flow", "functions", "http", "journal", "peers", "store", "waits", "worker", "workflows")
 
 
 def main() -> int:

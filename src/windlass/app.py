@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from windlass import config, outbox
 from windlass.addresses import file_of
 from windlass.call.arguments import CallSignature
+from windlass.call.batches import DEFAULT_WITHIN, BatchOptions, BatchSignature, batch_options
 from windlass.call.hooks import Around, Hooks
 from windlass.call.options import Duration, Options, TaskOptions, duration_of, to_fields
 from windlass.call.signals import ANY_ERROR, ErrorRules, Errors
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 C = TypeVar("C")
+T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 H = TypeVar("H", bound=Around)
 
@@ -129,11 +131,28 @@ class Windlass:
         **options: Unpack[TaskOptions],
     ) -> "Decorator": ...
 
+    @overload
+    def task(
+        self,
+        *,
+        batch: int,
+        within: Duration = DEFAULT_WITHIN,
+        name: str | None = None,
+        retry_on: Errors | None = None,
+        never_on: Errors = (),
+        slots: int = 1,
+        needs: Sequence[str] = (),
+        soft_timeout: Duration | None = None,
+        **options: Unpack[TaskOptions],
+    ) -> "BatchDecorator": ...
+
     def task(  # type: ignore[misc] # mypy takes the options of signature 3 for more than they are
         self,
         function: Callable[..., Any] | None = None,
         /,
         *,
+        batch: int | None = None,
+        within: Duration = DEFAULT_WITHIN,
         name: str | None = None,
         retry_on: Errors | None = None,
         never_on: Errors = (),
@@ -148,12 +167,17 @@ class Windlass:
         which its jobs run again (None = any), as far as `max_retry` allows; `never_on`: those after which they do not.
         `slots`: how many of its worker's slots one job of it takes. `needs`: labels that a worker must offer to run
         it, like `["gpu"]`. `soft_timeout`: how long it may run before `SoftTimeout` is raised in it.
+
+        With `batch`, the function gets a list of up to so many calls at once: the first, and those that came `within` a
+        time of it. Each call is a job of its own. The function returns a list of their results in order, or None; an
+        exception in the list is the outcome of its job alone.
         """
         rules: dict[str, Any] = {
             "errors": ErrorRules(retry_on, never_on),
             "slots": _checked_slots(slots),
             "needs": _labels(needs),
             "soft_timeout": None if soft_timeout is None else duration_of(soft_timeout, at="soft_timeout"),
+            "batch": None if batch is None else batch_options(batch, within, {**self._defaults, **options}),
         }
         if function is None:
             return functools.partial(self._enter, name=name, options=options, **rules)
@@ -168,7 +192,8 @@ class Windlass:
             raise Invalid(f"{function.__qualname__} is a method: only a function can be a task", at="function")
         if called in self.tasks:
             raise Invalid(f"there is already a task {called!r}: give this one another name", at="name")
-        task: Task[Any, Any, Any] = Task(
+        kind: type[Task[Any, Any, Any]] = Task if rules["batch"] is None else BatchTask
+        task: Task[Any, Any, Any] = kind(
             self, called, function, cast("Options", {**self._defaults, **options}), **rules
         )
         self.tasks[called] = task
@@ -332,6 +357,26 @@ class Decorator(Protocol):
     def __call__(self, function: Callable[P, R], /) -> "Task[P, R, R]": ...
 
 
+class BatchDecorator(Protocol):
+    """What `app.task(batch=…)` makes of a function that takes a list of calls."""
+
+    @overload
+    def __call__(
+        self, function: Callable[[list[T]], Coroutine[Any, Any, None]], /
+    ) -> "BatchTask[T, None, Coroutine[Any, Any, None]]": ...
+
+    @overload
+    def __call__(
+        self, function: Callable[[list[T]], Coroutine[Any, Any, Sequence[R]]], /
+    ) -> "BatchTask[T, R, Coroutine[Any, Any, Sequence[R]]]": ...
+
+    @overload
+    def __call__(self, function: Callable[[list[T]], None], /) -> "BatchTask[T, None, None]": ...
+
+    @overload
+    def __call__(self, function: Callable[[list[T]], Sequence[R]], /) -> "BatchTask[T, R, Sequence[R]]": ...
+
+
 class Task(Generic[P, R, C]):
     """A function that can be called here and now, or through the queue."""
 
@@ -346,6 +391,7 @@ class Task(Generic[P, R, C]):
         said: Options | None = None,
         errors: ErrorRules = ANY_ERROR,
         slots: int = 1,
+        batch: BatchOptions | None = None,
         needs: Sequence[str] = (),
         soft_timeout: float | None = None,
     ) -> None:
@@ -355,11 +401,13 @@ class Task(Generic[P, R, C]):
         self.options = options
         self.said: Options = said or {}
         """Those of its options that came with `using`."""
-        self.plan = plan or CallSignature(function)
+        self.plan = plan or (CallSignature(function) if batch is None else BatchSignature(function))
         self.errors = errors
         """Which of its errors are worth another run."""
         self.slots = slots
         """How many of its worker's slots one job takes."""
+        self.batch = batch
+        """Which calls it takes at once; null = one."""
         self.needs = needs
         """What a worker must offer to run it."""
         self.soft_timeout = soft_timeout
@@ -477,7 +525,7 @@ class Task(Generic[P, R, C]):
     def using(self, **options: Unpack[Options]) -> "Task[P, R, C]":
         """The same task with other options, for the jobs queued through what this returns."""
         chosen, said = {**self.options, **options}, {**self.said, **options}
-        return Task(
+        return type(self)(
             self.app,
             self.name,
             self.function,
@@ -486,6 +534,7 @@ class Task(Generic[P, R, C]):
             said=cast("Options", said),
             errors=self.errors,
             slots=self.slots,
+            batch=self.batch,
             needs=self.needs,
             soft_timeout=self.soft_timeout,
         )
@@ -541,6 +590,13 @@ class Task(Generic[P, R, C]):
 
     def __repr__(self) -> str:
         return f"<task {self.name}{self.plan.signature}>"
+
+
+class BatchTask(Task[[T], R, C]):
+    """A task that takes several calls at once: `enqueue` sends one of them, a plain call has the list."""
+
+    def __call__(self, calls: list[T], /, **dependencies: Any) -> C:  # type: ignore[override] # it is called with all
+        return super().__call__(calls, **dependencies)  # type: ignore[arg-type]
 
 
 _chance = SystemRandomness()

@@ -32,12 +32,12 @@ def app() -> Windlass:
 def run_once(app: Windlass, how: list[str], *, form: str = "plain", **rules: Any) -> dict[str, Job]:
     """What becomes of jobs that end so, after their first run."""
 
-    @app.task(name=f"plain-{len(app.tasks)}", max_retry=5, **rules)
+    @app.task(name=f"plain-{len(app.tasks)}", max_retry=5, **rules)  # type: ignore[untyped-decorator] # rules may name a batch
     def plain(how: str) -> None:
         error = GROUPS[how]()
         raise error
 
-    @app.task(name=f"awaited-{len(app.tasks)}", max_retry=5, **rules)
+    @app.task(name=f"awaited-{len(app.tasks)}", max_retry=5, **rules)  # type: ignore[untyped-decorator] # rules may name a batch
     async def awaited(how: str) -> None:
         await asyncio.sleep(0)
         error = GROUPS[how]()
@@ -130,7 +130,7 @@ def test_what_is_no_class_of_errors_is_refused_where_it_is_declared(
 ) -> None:
     with pytest.raises(Invalid, match=expected):
 
-        @app.task(**rules)
+        @app.task(**rules)  # type: ignore[untyped-decorator] # the same
         def task() -> None: ...
 
 

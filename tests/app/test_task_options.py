@@ -16,7 +16,7 @@ from windlass.engine.records import OPTIONS_CACHED_FOR, TASK_OPTIONS, WithTaskOp
 from windlass.model.limit import Pause
 from windlass.model.names import fresh_id
 from windlass.model.new_job import JobOptions, NewJob
-from windlass.model.operations import Enqueue, EnqueueLines, EnqueueMany, GetTask, PauseTask, Show, Workers
+from windlass.model.operations import Enqueue, EnqueueLines, EnqueueMany, GetEstimate, GetTask, PauseTask, Show, Workers
 
 SHOP = """
 import os
@@ -132,6 +132,15 @@ async def test_the_last_worker_counts_and_one_that_says_nothing_changes_nothing(
     assert await queue_of("b") == "mail", "what else is kept of a task is kept apart"
     shown = await engine(Enqueue(job=NewJob(task="b")))
     assert (await engine(Show(id=shown.id))).queue == "default", "the engine itself takes jobs as they are"
+
+
+async def test_a_job_in_a_queue_whose_workers_do_not_know_its_task_says_so(engine: Engine) -> None:
+    await register(engine, tasks=["a"])
+    await register(engine, "mail", tasks=["b"])
+    waiting = await engine(Enqueue(job=NewJob(task="b")))
+    assert (await engine(GetEstimate(id=waiting.id))).why == "handler", "its workers do not know the task"
+    own = await engine(Enqueue(job=NewJob(task="b", queue="mail")))
+    assert (await engine(GetEstimate(id=own.id))).why == "slots", "only for its turn"
 
 
 def test_a_job_that_no_worker_will_take_is_said_so_at_once(shop: WorkerHarness) -> None:

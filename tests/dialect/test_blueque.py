@@ -110,6 +110,21 @@ def test_tasks_without_a_worker_wait_and_scheduled_ones_run_when_they_are_due(br
 
 
 @ON_A_FILE
+def test_s1_17_the_list_of_all_tasks_names_those_that_another_listener_took(bridged: BridgedQueue) -> None:
+    """Before the bridge saw them wait."""
+    client = bridged.client
+    bridged.bridge()
+    taken = {status: client.submit_taken("elsewhere", status) for status in ("started", "complete", "failed")}
+    until(lambda: set(client.all_ids()) == set(taken.values()))
+    client.redis.lrem(f"blueque_complete_tasks_{client.queue}", 1, taken["complete"])
+    for status in ("complete", "failed"):  # one from its list too, as the library does, and one as careless as can be
+        client.redis.delete(f"blueque_task_{taken[status]}")
+    until(lambda: client.all_ids() == [taken["started"]])
+    last = client.submit("waits")
+    until(lambda: client.all_ids() == [last, taken["started"]])
+
+
+@ON_A_FILE
 def test_what_cannot_be_bridged_is_one_clear_error(bridged: BridgedQueue) -> None:
     def said(*words: str) -> str:
         return bridged.harness.run("bridge", "blueque", *words).stderr

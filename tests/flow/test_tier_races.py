@@ -6,6 +6,8 @@ Each test makes many trials. What chance decides comes from a seed; what the eve
 import asyncio
 from collections.abc import Sequence
 
+import pytest
+
 from tests.flow.test_tiers import assigned, set_rules, show
 from tests.support.engines import enqueue, finish, register, take
 from tests.support.stores import SeededChance
@@ -16,7 +18,7 @@ from windlass.model.job import Job, Reason
 from windlass.model.operations import Cancel, Claim, Claimed, Unregister
 from windlass.model.outcome import Verdict
 
-TRIALS = 60
+TRIALS = pytest.mark.parametrize("trials", [60, pytest.param(300, marks=pytest.mark.long)])
 
 
 def engines_over(engine: Engine, number: int) -> list[Engine]:
@@ -28,11 +30,12 @@ async def halted(engine: Engine, running: Sequence[Claimed]) -> int:
     return sum([(await show(engine, job)).reason is Reason.HALTED for job in running])
 
 
-async def test_of_five_callers_for_one_slot_exactly_one_is_accepted(engine: Engine) -> None:
+@TRIALS
+async def test_of_five_callers_for_one_slot_exactly_one_is_accepted(engine: Engine, trials: int) -> None:
     await set_rules(engine)
     worker = await register(engine)
     others = engines_over(engine, 5)
-    for _ in range(TRIALS):
+    for _ in range(trials):
         answers = await asyncio.gather(*(enqueue(one, yielding=True) for one in others), return_exceptions=True)
         accepted = [answer for answer in answers if isinstance(answer, Job)]
         assert len(accepted) == 1
@@ -42,11 +45,14 @@ async def test_of_five_callers_for_one_slot_exactly_one_is_accepted(engine: Engi
         await finish(engine, worker, claimed)
 
 
-async def test_one_waiting_halts_one_yielding_job_whatever_ends_and_starts_meanwhile(engine: Engine) -> None:
+@TRIALS
+async def test_one_waiting_halts_one_yielding_job_whatever_ends_and_starts_meanwhile(
+    engine: Engine, trials: int
+) -> None:
     await set_rules(engine)
     worker = await register(engine, slots=3)
     others = engines_over(engine, 3)
-    for trial in range(TRIALS):
+    for trial in range(trials):
         running = []
         for _ in range(3):
             await enqueue(engine, yielding=True)
@@ -78,11 +84,14 @@ async def look(engine: Engine) -> None:
         await rebalance(engine.context, "default", "default")
 
 
-async def test_no_flexible_job_is_shrunk_for_one_that_fits_beside_it_on_a_worker_that_joins(engine: Engine) -> None:
+@TRIALS
+async def test_no_flexible_job_is_shrunk_for_one_that_fits_beside_it_on_a_worker_that_joins(
+    engine: Engine, trials: int
+) -> None:
     await set_rules(engine, slow="50%", medium="100%")
     first = await register(engine, slots=2)
     (other,) = engines_over(engine, 1)
-    for _ in range(TRIALS):
+    for _ in range(trials):
         await enqueue(engine)
         flexible = await take(engine, first)
         assert flexible.job.assigned == "slow"

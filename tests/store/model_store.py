@@ -512,7 +512,10 @@ class ModelJobs:
     async def tenants_with(self, ids: Sequence[str]) -> list[list[str]]:
         return [sorted(key.tenant for key in self._jobs if key.id == id) for id in ids]
 
-    async def result(self, key: JobKey) -> StoredResult | None:
+    async def results(self, keys: Sequence[JobKey]) -> list[StoredResult | None]:
+        return [self._result(key) for key in keys]
+
+    def _result(self, key: JobKey) -> StoredResult | None:
         entry = self._jobs.get(key)
         if entry is None or (entry.drop_result_at is not None and entry.drop_result_at <= self.clock.now()):
             return None

@@ -622,7 +622,7 @@ class Walk(RuleBasedStateMachine):
         readable = [key_of(job) for job in jobs if job.keep_result != "once"]
 
         async def results(store: Store) -> list[StoredResult | None]:
-            return [await store.jobs.result(key) for key in readable]
+            return await store.jobs.results(readable)
 
         noisy = [key_of(entry.job) for entry in self.specification.entries(*State) if entry.put_out]
 

@@ -51,6 +51,21 @@ class Client:
             steps.execute()
         return id
 
+    def submit_taken(self, node: str, status: str) -> str:
+        """A task that another listener has taken, and perhaps run, in the moment in which it was sent."""
+        id, now = str(uuid.uuid4()), str(time.time())
+        fields = {"status": status, "queue": self.queue, "parameters": "x", "created": now, "updated": now}
+        with self.redis.pipeline() as steps:
+            steps.hset(f"blueque_task_{id}", mapping=fields)
+            steps.zincrby("blueque_queues", 0, self.queue)
+            if status == "started":
+                steps.lpush(f"blueque_reserved_tasks_{self.queue}_{node}", id)
+                steps.sadd(f"blueque_started_tasks_{self.queue}", f"{node} 7 {id}")
+            else:
+                steps.lpush(f"blueque_{status}_tasks_{self.queue}", id)
+            steps.execute()
+        return id
+
     def schedule(self, parameters: str, eta: float) -> str:
         id = str(uuid.uuid4())
         fields = {"status": "scheduled", "queue": self.queue, "parameters": parameters, "eta": str(eta)}

@@ -285,7 +285,7 @@ class World:
         return record
 
     async def result(self, id: str, tenant: str = DEFAULT_TENANT) -> StoredResult | None:
-        return await self.store.jobs.result(JobKey(id, tenant))
+        return (await self.store.jobs.results([JobKey(id, tenant)]))[0]
 
     async def rank(self, id: str) -> int | None:
         return await self.flow.rank(JobKey(id, DEFAULT_TENANT))

@@ -91,6 +91,28 @@ def test_each_committed_order_has_its_job_whoever_is_killed_on_redis(
     checked(make_harness, redis_server.url)
 
 
+RELAYS = """
+import sqlite3
+
+
+@app.every("1s")
+def relay() -> int:
+    with sqlite3.connect("shop.db") as connection:
+        return app.relay(connection)
+"""
+
+
+def test_a_schedule_can_relay_any_database(make_harness: MakeHarness) -> None:
+    harness = make_harness(SOURCE + RELAYS)
+    shop = make_database(harness.folder / "shop.db")
+    with closing(sqlite3.connect(shop)) as connection:
+        job = harness.tasks.pack.enqueue_in(connection, 7)
+        connection.commit()
+    harness.start()
+    until(lambda: waiting(shop) == 0)
+    assert harness.ended(job).state == "succeeded"
+
+
 def test_a_server_relays_the_jobs_of_all_tenants(tmp_path: Path) -> None:
     shop = make_database(tmp_path / "shop.db")
     with process(tmp_path, "--no-worker", "--outbox", str(shop)) as server:

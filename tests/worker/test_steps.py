@@ -141,11 +141,11 @@ def test_a_result_that_is_too_large_fails_the_job_at_once(shop: WorkerHarness) -
 def test_a_run_that_has_lost_its_lease_saves_no_step(shop: WorkerHarness) -> None:
     """Its worker is frozen until another has the job."""
     job = shop.tasks.waits.enqueue()
-    frozen = shop.start(lease=SHORT_LEASE)
+    frozen = shop.start(lease="4s")  # a busy machine must not lose it before
     shop.noted("early")
     until(job.steps)
     frozen.send(signal.SIGSTOP)
-    shop.start(lease=SHORT_LEASE)
+    shop.start(lease="4s")
     shop.noted("run", 2)
     (shop.folder / "go first").touch()
     shop.noted("late")

@@ -123,6 +123,9 @@ class CallSignature:
 
     @cached_property
     def _hints(self) -> dict[str, Any]:
+        return self._read_hints()
+
+    def _read_hints(self) -> dict[str, Any]:
         try:
             return typing.get_type_hints(self._function, include_extras=True)
         except (NameError, TypeError, AttributeError):

@@ -39,6 +39,11 @@ class RunHooks(Protocol):
     """One run of a job: what a runner provides to `current`."""
 
     @property
+    def jobs(self) -> list[RunningJob]:
+        """All jobs that this call runs, in the order of its calls."""
+        ...
+
+    @property
     def cancelled(self) -> bool:
         """Whether the job must stop."""
         ...
@@ -101,6 +106,11 @@ class Current:
     def job(self) -> RunningJob:
         """The job itself: id, task, queue, attempt, tags, headers, deadline …"""
         return _run().job
+
+    @property
+    def jobs(self) -> list[RunningJob]:
+        """The jobs of a batch, in the order of the calls that the task got; `job` is the first of them."""
+        return _run().jobs
 
     @property
     def files(self) -> dict[str, bytes]:

@@ -97,8 +97,11 @@ return #due
 
 ADD_TO_ALL = """
 local added = 0
-for place = #ARGV, 1, -1 do
-  if not redis.call('LPOS', KEYS[1], ARGV[place]) then added = redis.call('LPUSH', KEYS[1], ARGV[place]) end
+for place = #ARGV, 2, -1 do
+  local id = ARGV[place]
+  if redis.call('EXISTS', ARGV[1] .. id) == 1 and not redis.call('LPOS', KEYS[1], id) then
+    added = redis.call('LPUSH', KEYS[1], id)
+  end
 end
 return added
 """
@@ -200,6 +203,8 @@ class _Bridge:
         self._serving: set[str] = set()
         self._tidied: dict[str, int] = {}
         """How far the list of all tasks of each queue was gone through."""
+        self._seen: dict[str, frozenset[bytes]] = {}
+        """What was at the head of each list, and in the sets of started tasks, at the last look."""
         self._scheduled: dict[str, int] = {}
         """How far the scheduled tasks of each queue were gone through."""
         self._changed = asyncio.Event()
@@ -311,21 +316,37 @@ class _Bridge:
             await self._look_for_new(queue)
 
     async def _look_for_new(self, queue: str) -> None:
-        """Clients do not enter their tasks in the list of all."""
-        first = 0
-        while await self._add_to_all(queue, await self._page("LRANGE", f"blueque_pending_tasks_{queue}", first)):
-            first += MOST_AT_ONCE
+        """Clients do not enter their tasks in the list of all, nor do other listeners those that they take."""
+        for kind in ("pending", "complete", "failed"):
+            await self._look_through(queue, f"blueque_{kind}_tasks_{queue}")
+        started = f"blueque_started_tasks_{queue}"
+        await self._enter(queue, started, [one.rpartition(b" ")[2] for one in await self._ask("SMEMBERS", started)])
         first = self._scheduled.get(queue, 0)
         page = await self._page("ZRANGE", f"blueque_scheduled_tasks_{queue}", first)
         await self._add_to_all(queue, page)
         self._scheduled[queue] = first + MOST_AT_ONCE if len(page) == MOST_AT_ONCE else 0
 
-    async def _page(self, command: str, key: str, first: int) -> list[Argument]:
-        page: list[Argument] = await self._ask(command, key, first, first + MOST_AT_ONCE - 1)
+    async def _look_through(self, queue: str, key: str) -> None:
+        """A list with the newest first: as far as there are tasks that were not in the list of all."""
+        first = MOST_AT_ONCE
+        if await self._enter(queue, key, await self._page("LRANGE", key, 0)):
+            while await self._add_to_all(queue, await self._page("LRANGE", key, first)):
+                first += MOST_AT_ONCE
+
+    async def _enter(self, queue: str, key: str, ids: Sequence[bytes]) -> bool:
+        """Enter those that were not there at the last look; whether one was not in the list of all."""
+        before = self._seen.get(key, frozenset())
+        new = [id for id in ids if id not in before]
+        entered = bool(new) and await self._add_to_all(queue, new)
+        self._seen[key] = frozenset(ids)
+        return entered
+
+    async def _page(self, command: str, key: str, first: int) -> list[bytes]:
+        page: list[bytes] = await self._ask(command, key, first, first + MOST_AT_ONCE - 1)
         return page
 
     async def _add_to_all(self, queue: str, ids: Sequence[Argument]) -> bool:
-        return bool(await self._ask("EVAL", ADD_TO_ALL, 1, f"blueque_tasks_{queue}", *ids))
+        return bool(await self._ask("EVAL", ADD_TO_ALL, 1, f"blueque_tasks_{queue}", "blueque_task_", *ids))
 
     async def _named_queues(self) -> list[str]:
         names = [name.decode(errors="replace") for name in await self._ask("ZRANGE", "blueque_queues", 0, -1)]

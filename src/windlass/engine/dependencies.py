@@ -4,12 +4,11 @@ Parent and child may be in different partitions, so no step here is atomic acros
 repeatable; what a crash leaves undone is found again, by the index of completed parents or among the blocked jobs.
 """
 
-import asyncio
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec import Raw
 from msgspec.structs import replace
@@ -18,7 +17,7 @@ from windlass.engine.context import MOST_ROUNDS, EngineContext
 from windlass.engine.records import OptionsByTask, job_with_options, read_task_options
 from windlass.model import dependency, lifecycle, wire
 from windlass.model.errors import Missing, TooLarge
-from windlass.model.job import MSGPACK, Error, Job, Reason, State
+from windlass.model.job import FINISHED, MSGPACK, Error, Job, Reason, State
 from windlass.model.lifecycle import Move
 from windlass.model.names import JobKey, child_id, key_of, keyed_id
 from windlass.model.new_job import NOTHING, NewJob
@@ -26,14 +25,18 @@ from windlass.model.operations import Claimed
 from windlass.model.outcome import Outcome, Verdict
 from windlass.store.data import CompletedParent, Dependency, Draft, Record, StoredResult
 
+RESULTS_AT_ONCE = 50
+"""Results that are read together: each may be large, and there may be a thousand."""
+
 
 async def unblock(
-    context: EngineContext, keys: Sequence[JobKey], ended: Mapping[JobKey, Collection[str]] | None = None
+    context: EngineContext, keys: Sequence[JobKey], ended: Mapping[JobKey, Mapping[str, State | None]] | None = None
 ) -> set[JobKey]:
     """Decide blocked jobs again; those that could not be decided now.
 
     The dependency edges are written first: a parent that is still pending then reports its end. `ended`: for each job
-    the parents that have reported it; the others have their edges, and are not looked at.
+    the parents that have reported theirs. The others have their edges, and are not looked at; nor are successes, while
+    one that did not succeed may have been run again meanwhile.
     """
     rest = list(dict.fromkeys(keys))
     for _ in range(MOST_ROUNDS):
@@ -41,46 +44,83 @@ async def unblock(
             break
         reading = await context.store.jobs.read(rest)
         blocked = [record.job for record in reading.records if record and record.job.state is State.BLOCKED]
-        asked = [[id for id in job.waits_for if ended is None or id in ended[key_of(job)]] for job in blocked]
+        known = [_successes(ended[key_of(job)]) if ended is not None else {} for job in blocked]
+        asked = [
+            [id for id in job.waits_for if id not in found and (ended is None or id in ended[key_of(job)])]
+            for job, found in zip(blocked, known, strict=True)
+        ]
         pairs = list(zip(blocked, asked, strict=True))
         edges = [Dependency(parent, job.tenant, job.id) for job, parents in pairs for parent in parents]
         states = iter(await context.store.jobs.add_dependencies(edges))
-        known = [dict(zip(parents, islice(states, len(parents)), strict=True)) for parents in asked]
-        decided = [dependency.unblock(job, parents, reading.now) for job, parents in zip(blocked, known, strict=True)]
+        for found, parents in zip(known, asked, strict=True):
+            found.update(zip(parents, islice(states, len(parents)), strict=True))
+        decided = [dependency.unblock(job, found, reading.now) for job, found in zip(blocked, known, strict=True)]
         moves = [move for move in decided if move is not None]
         applied = await context.writes.apply(moves)
         rest = [key_of(move) for move, done in zip(moves, applied, strict=True) if not done]
     return set(rest)
 
 
+def _successes(parents: Mapping[str, State | None]) -> dict[str, State | None]:
+    return {id: state for id, state in parents.items() if state is State.SUCCEEDED}
+
+
+async def add_parents(context: EngineContext, drafts: Sequence[Draft]) -> None:
+    """Note for new blocked jobs what they wait for, and decide those with a parent that has ended already."""
+    edges = [Dependency(parent, draft.tenant, draft.id) for draft in drafts for parent in draft.new.after]
+    states = iter(await context.store.jobs.add_dependencies(edges))
+    parents = [(draft, list(islice(states, len(draft.new.after)))) for draft in drafts]
+    if ended := [key_of(draft) for draft, found in parents if any(one is None or one in FINISHED for one in found)]:
+        await unblock(context, ended)
+
+
+# Results for jobs that asked for them
+
+
 async def give_results(context: EngineContext, claims: Sequence[Claimed]) -> list[Claimed]:
     """Claimed jobs, with the results that they asked for. One whose results are no longer kept fails."""
+    asking = [one.job for one in claims if one.job.with_results is not None]
+    keys = [JobKey(id, job.tenant) for job in asking for id in job.after]
+    reading = await context.store.jobs.read(keys)
+    parents = Parents(reading.now, dict(zip(keys, reading.records, strict=True)))
+    first = list(dict.fromkeys(JobKey(job.after[0], job.tenant) for job in asking if len(job.after) == 1))
+    kept = dict(zip(first, await context.store.jobs.results(first), strict=True)) if first else {}
     found: list[Claimed] = []
     for claimed in claims:
         if claimed.job.with_results is None:
             found.append(claimed)
             continue
         try:
-            found.append(replace(claimed, results=await _results_for(context, claimed.job)))
+            found.append(replace(claimed, results=await _results_for(context, claimed.job, parents, kept)))
         except (Missing, TooLarge) as fault:
             await context.move_jobs([key_of(claimed.job)], partial(_fail, claimed, fault.detail))
     return found
 
 
-async def _results_for(context: EngineContext, job: Job) -> list[Any]:
+class Parents(NamedTuple):
+    """Jobs as they were at a time; null = there was no such job."""
+
+    now: datetime
+    records: Mapping[JobKey, Record | None]
+
+
+async def _results_for(
+    context: EngineContext, job: Job, parents: Parents, kept: Mapping[JobKey, StoredResult | None]
+) -> list[Any]:
+    """`kept`: results that have been read already."""
     keys = [JobKey(id, job.tenant) for id in job.after]
-    reading = await context.store.jobs.read(keys)
-    if job.after_failure != "run":
-        for key, record in zip(keys, reading.records, strict=True):
-            if record is None or _is_dropped(record.job, reading.now):
-                raise Missing(f"the result of job {key.id}, which it waited for, is no longer kept")
-    kept = await asyncio.gather(*map(context.store.jobs.result, keys))
-    size = sum(len(one.data) for one in kept if one is not None)
-    if size > context.settings.most_result:
-        raise TooLarge(
-            f"the jobs that it waited for have {size} bytes of results, at most {context.settings.most_result}"
-        )
-    return [None if one is None else wire.value(one.data, one.content_type) for one in kept]
+    for key in keys if job.after_failure != "run" else ():
+        record = parents.records[key]
+        if record is None or _is_dropped(record.job, parents.now):
+            raise Missing(f"the result of job {key.id}, which it waited for, is no longer kept")
+    found: list[StoredResult | None] = []
+    for start in range(0, len(keys), RESULTS_AT_ONCE):
+        some = keys[start : start + RESULTS_AT_ONCE]
+        found += [kept[key] for key in some] if set(some) <= kept.keys() else await context.store.jobs.results(some)
+        size, most = sum(len(one.data) for one in found if one is not None), context.settings.most_result
+        if size > most:
+            raise TooLarge(f"the jobs that it waited for have more than {most} bytes of results together")
+    return [None if one is None else wire.value(one.data, one.content_type) for one in found]
 
 
 def _is_dropped(job: Job, now: datetime) -> bool:

@@ -98,7 +98,7 @@ async def get_result(context: EngineContext, operation: GetResult) -> Result:
     if record.job.state not in FINISHED and operation.wait:
         record = await _ended(context, record, operation.wait)
     job = record.job
-    kept = await context.store.jobs.result(key_of(job)) if job.state is State.SUCCEEDED else None
+    (kept,) = await context.store.jobs.results([key_of(job)]) if job.state is State.SUCCEEDED else (None,)
     if kept is None:
         return Result(state=job.state, code=job.code, error=job.error)
     return Result(state=job.state, code=job.code, result=Raw(kept.data), content_type=kept.content_type)

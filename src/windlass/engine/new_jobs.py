@@ -17,7 +17,7 @@ from msgspec.structs import asdict, replace
 
 from windlass.engine.batcher import Batcher
 from windlass.engine.context import EngineContext, no_job
-from windlass.engine.dependencies import own_id, unblock
+from windlass.engine.dependencies import add_parents, own_id, unblock
 from windlass.engine.estimate.answers import estimate_at_enqueue
 from windlass.engine.files import check_lines, with_files, with_files_of_many
 from windlass.engine.flow.tiers import admit_yielding, rebalance
@@ -421,8 +421,10 @@ async def add(context: EngineContext, drafts: Sequence[Draft], *, wait_for_repli
     if job_log.isEnabledFor(logging.DEBUG):
         for draft, new in zip(drafts, created, strict=True):
             log_entered(draft.id, draft.new.task, created=new)
-    if waiting := [key_of(draft) for draft in drafts if draft.new.after]:
-        await unblock(context, waiting)
+    if any(draft.new.after for draft in drafts):
+        waiting = [(draft, new) for draft, new in zip(drafts, created, strict=True) if draft.new.after]
+        await add_parents(context, [draft for draft, new in waiting if new])
+        await unblock(context, [key_of(draft) for draft, new in waiting if not new])
     return created
 
 

@@ -220,10 +220,10 @@ async def _is_resolved(engine: Engine, parent: CompletedParent) -> bool:
 async def _resolve(engine: Engine, parents: Sequence[CompletedParent]) -> None:
     """Do what is due after these parents, and remove them from the index of completed parents."""
     await new_jobs.add(engine.context, await follow_ups(engine.context, parents))
-    ended: defaultdict[JobKey, set[str]] = defaultdict(set)
+    ended: defaultdict[JobKey, dict[str, State | None]] = defaultdict(dict)
     for one in parents:
         for child in one.children:
-            ended[JobKey(child, one.tenant)].add(one.id)
+            ended[JobKey(child, one.tenant)][one.id] = one.state
     undecided = await unblock(engine.context, [*ended], ended)
     done = [
         replace(one, children=[child for child in one.children if JobKey(child, one.tenant) not in undecided])
@@ -304,7 +304,7 @@ DUTIES: dict[Duty, float] = {
     reclaim: 1.0,
     expire: 1.0,
     abandon: 1.0,
-    resolve_dependencies: 0.1,
+    resolve_dependencies: 0.02,
     recheck_blocked: 60.0,
     purge: 5.0,
     unblock_lanes: 0.25,

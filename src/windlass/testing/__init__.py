@@ -95,7 +95,9 @@ class Harness:
     def __enter__(self) -> Self:
         if self._engine is not None:
             raise RuntimeError("this is already in use: make another one")
-        self._engine = InMemoryEngine(self._app.tenant, self._app.tasks, self._app.settings, self._app.hooks)
+        tasks = self._app.tasks
+        batches = {name: task.batch for name, task in tasks.items() if task.batch is not None}
+        self._engine = InMemoryEngine(self._app.tenant, tasks, self._app.settings, self._app.hooks, batches)
         self._order = {}
         self._before, self._app.link = self._app.link, self
         return self
@@ -225,25 +227,28 @@ class Manual(Harness):
         self._running.advance(seconds(duration, at="duration"))
 
     def run_one(self) -> Job | None:
-        """Run the first job that is due, and return it as it is then. None: nothing is due."""
+        """Run the first job that is due, and return it as it is then. None: nothing is due.
+
+        If its task takes batches, those of the task that are due run with it.
+        """
         work = self._running.claim()
-        return None if work is None else self._running.run(work)[0]
+        return None if work is None else self._running.run(work)[0][0]
 
     async def arun_one(self) -> Job | None:
         """The same in asynchronous code: coroutines run in this event loop."""
         work = self._running.claim()
-        return None if work is None else (await self._running.arun(work))[0]
+        return None if work is None else (await self._running.arun(work))[0][0]
 
     def drain(self, within: Duration = 0) -> list[Job]:
         """Run everything that is due, and what that makes due; with `within`, also what is due within that time.
 
         Returns the jobs as they are after each run.
         """
-        return [self._running.run(work)[0] for work in self._due_within(within)]
+        return [job for work in self._due_within(within) for job in self._running.run(work)[0]]
 
     async def adrain(self, within: Duration = 0) -> list[Job]:
         """The same in asynchronous code."""
-        return [(await self._running.arun(work))[0] for work in self._due_within(within)]
+        return [job for work in self._due_within(within) for job in (await self._running.arun(work))[0]]
 
     def _due_within(self, within: Duration) -> Iterator[InlineRun]:
         clock = self._running.clock
@@ -267,7 +272,7 @@ class Inline(Harness):
         answer = super().ask(operation)
         if isinstance(operation, EnqueueMany | Rerun):
             for work in self._due():
-                _, self._raised[work.run.id] = self._running.run(work)
+                self._note_raised(work, self._running.run(work)[1])
             self._raise_for(answer)
         return answer
 
@@ -275,9 +280,12 @@ class Inline(Harness):
         answer = await super().aask(operation)
         if isinstance(operation, EnqueueMany | Rerun):
             for work in self._due():
-                _, self._raised[work.run.id] = await self._running.arun(work)
+                self._note_raised(work, (await self._running.arun(work))[1])
             self._raise_for(answer)
         return answer
+
+    def _note_raised(self, work: InlineRun, raised: BaseException | None) -> None:
+        self._raised |= dict.fromkeys((run.id for run in work.runs), raised)
 
     def _raise_for(self, answer: object) -> None:
         for id in answer.ids if self._raises and isinstance(answer, Enqueued) else []:

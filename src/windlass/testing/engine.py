@@ -16,6 +16,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from windlass.call.batches import BatchOptions
 from windlass.call.dependencies import Provider
 from windlass.call.hooks import Hooks, TaskCode
 from windlass.call.signals import Cancelled, Suspended
@@ -29,7 +30,7 @@ from windlass.model.worker import NewWorker
 from windlass.store.sqlite import SqliteStore
 from windlass.system import SystemClock, SystemRandomness
 from windlass.worker.claims import Registration
-from windlass.worker.contexts.execution import Execution, aexecute, execute, is_async, unknown_task
+from windlass.worker.contexts.execution import Execution, aexecute, execute, execution_of, is_async, unknown_task
 from windlass.worker.contexts.frames import Assignment, RunOutcome, RunUpdate, assignment_of
 from windlass.worker.loop import WorkerLoop
 from windlass.worker.runs import ActiveRun
@@ -87,13 +88,21 @@ class RecordingTask:
 class InlineRun:
     """A claimed job that the caller is about to run."""
 
-    def __init__(self, run: ActiveRun, assignment: Assignment, task: TaskCode | None, send: "SendUpdate") -> None:
-        self.run = run
-        self.assignment = assignment
+    def __init__(
+        self, runs: Sequence[ActiveRun], assignments: Sequence[Assignment], task: TaskCode | None, send: "SendUpdate"
+    ) -> None:
+        self.runs = runs
+        """Several if they are a batch."""
+        self.assignments = assignments
         self.task = task
         self.raised: BaseException | None = None
         """What it raised, once it has ended."""
-        self.execution = Execution(assignment, lambda update: send(self, update))
+        self.execution = self._execution(lambda update: send(self, update))
+
+    def _execution(self, send: Callable[[RunUpdate], None]) -> Execution:
+        if self.task is None:
+            return Execution(self.assignments[0], send)
+        return execution_of(self.task, self.assignments, send)
 
 
 SendUpdate = Callable[[InlineRun, RunUpdate], None]
@@ -112,11 +121,24 @@ class InlineRunner:
     def start(self, batch: Sequence[tuple[ActiveRun, Claimed]]) -> None:
         for run, claimed in batch:
             task = self._tasks.get(claimed.job.task)
-            self._runs[run.number] = one = InlineRun(run, assignment_of(run.number, claimed), task, self._send)
+            self._runs[run.number] = one = InlineRun([run], [assignment_of(run.number, claimed)], task, self._send)
             self._started.append(one)
 
+    @property
+    def first(self) -> InlineRun | None:
+        """What was started first."""
+        return self._started[0] if self._started else None
+
     def take(self) -> InlineRun | None:
-        return self._started.popleft() if self._started else None
+        """What was started: if that is more than one job, they are a batch."""
+        if len(self._started) < 2:  # noqa: PLR2004
+            return self._started.popleft() if self._started else None
+        runs = [run for one in self._started for run in one.runs]
+        assignments = [job for one in self._started for job in one.assignments]
+        batch = InlineRun(runs, assignments, self._started[0].task, self._send)
+        self._started.clear()
+        self._runs |= dict.fromkeys((run.number for run in runs), batch)
+        return batch
 
     def forget(self, run: ActiveRun) -> None:
         self._runs.pop(run.number, None)
@@ -136,7 +158,14 @@ class InlineRunner:
 class InMemoryEngine:
     """An engine in memory and one worker, which runs jobs on demand."""
 
-    def __init__(self, tenant: str, tasks: Mapping[str, TaskCode], settings: Settings | None, hooks: Hooks) -> None:
+    def __init__(
+        self,
+        tenant: str,
+        tasks: Mapping[str, TaskCode],
+        settings: Settings | None,
+        hooks: Hooks,
+        batches: Mapping[str, BatchOptions] | None = None,
+    ) -> None:
         self.clock = ManualClock()
         self._hooks = hooks
         self._tenant = tenant
@@ -145,6 +174,7 @@ class InMemoryEngine:
         # Time may be advanced by years while a job runs: its lease must not run out.
         self.engine = Engine(self._store, SystemRandomness(), replace(settings or Settings(), lease=LONGEST))
         self._runner = InlineRunner(tasks, self._updated)
+        self._batches = batches or {}
         about = NewWorker(name="test", pid=os.getpid(), queues=[])
         self._registration = Registration(self.engine, tenant, about)
         self._claiming = asyncio.Lock()
@@ -221,7 +251,21 @@ class InMemoryEngine:
             await self._serve([one.queue for one in stats if one.states.get(State.QUEUED)])
             if self._registration.about.queues:
                 await self._worker.claim_and_start(lambda _: self._runner, 1, 0.0)
+            if (first := self._runner.first) is not None:
+                await self._claim_batch(first)
             return self._runner.take()
+
+    async def _claim_batch(self, first: InlineRun) -> None:
+        """What else is due of the same task, as many as that takes at once."""
+        task = first.assignments[0].task
+        most = self._batches[task].size - 1 if task in self._batches else 0
+        if not most:
+            return
+        about = self._registration.about
+        await self._registration.update(replace(about, tasks=[task]))
+        while most > 0 and (started := await self._worker.claim_and_start(lambda _: self._runner, most, 0.0)):
+            most -= started
+        await self._registration.update(about)
 
     async def _serve(self, queues: Sequence[str]) -> None:
         """Claim from these queues too."""
@@ -232,10 +276,13 @@ class InMemoryEngine:
         if not about.queues:
             await self._registration.register()
 
-    def run(self, work: InlineRun) -> tuple[Job, BaseException | None]:
-        """Run a claimed job in this thread, a coroutine in a loop of its own: the job afterwards, what it raised."""
+    def run(self, work: InlineRun) -> tuple[list[Job], BaseException | None]:
+        """Run a claimed job in this thread, a coroutine in a loop of its own.
+
+        Returns the job afterwards, or those of its batch, and what it raised.
+        """
         if work.task is None:
-            return self._end(work, unknown_task(work.assignment))
+            return self._end(work, unknown_task(work.assignments[0]))
         self._deliver_messages(work)
         if is_async(work.task):
             return self._end(work, _in_a_loop(lambda: self._aexecuted(work)))
@@ -249,18 +296,18 @@ class InMemoryEngine:
 
     def _executed(self, work: InlineRun, opened: Mapping[Provider, Any]) -> RunOutcome:
         code = RecordingTask(self._hooks.wrap(_known(work), opened))
-        outcome = execute(code, work.assignment, work.execution)
+        outcome = execute(code, work.assignments[0], work.execution)
         work.raised = code.raised
         return outcome
 
     async def _aexecuted(self, work: InlineRun) -> RunOutcome:
         async with self._hooks.lifespans_of_a_run() as opened:
             code = RecordingTask(self._hooks.wrap(_known(work), opened))
-            outcome = await aexecute(code, work.assignment, work.execution)
+            outcome = await aexecute(code, work.assignments[0], work.execution)
             work.raised = code.raised
         return outcome
 
-    async def arun(self, work: InlineRun) -> tuple[Job, BaseException | None]:
+    async def arun(self, work: InlineRun) -> tuple[list[Job], BaseException | None]:
         """The same inside an event loop: a coroutine runs in this loop, so that it can use what lives here."""
         if work.task is None or not is_async(work.task):
             return self.run(work)
@@ -272,24 +319,27 @@ class InMemoryEngine:
     def _deliver_messages(self, work: InlineRun) -> None:
         """It gets the messages sent to it before, and then an empty one: no more come while it runs."""
         if work.execution.messages is not None:
-            alive = Alive(id=work.run.id, token=work.run.token, heard=0)
+            (run,) = work.runs
+            alive = Alive(id=run.id, token=run.token, heard=0)
             renewed = self._portal.run(self._registration.ask(lambda names: Renew(**names, jobs=[alive])))
             for data in [*(message.data for message in renewed.messages), b""]:
                 work.execution.messages.put(data)
 
     def _updated(self, work: InlineRun, update: RunUpdate) -> None:
         runs, here = self._worker.runs, self._portal.loop
+        run = next(one for one in work.runs if one.number == update.number)
         if update.step is not None:
-            here.call_soon_threadsafe(runs.ask_steps, work.run, update.step, work.execution.answer_step)
+            here.call_soon_threadsafe(runs.ask_steps, run, update.step, work.execution.answer_step)
         else:
-            here.call_soon_threadsafe(runs.update, work.run, update)
+            here.call_soon_threadsafe(runs.update, run, update)
 
-    def _end(self, work: InlineRun, outcome: RunOutcome) -> tuple[Job, BaseException | None]:
-        job = self._portal.run(self._report(work.run, outcome))
+    def _end(self, work: InlineRun, outcome: RunOutcome) -> tuple[list[Job], BaseException | None]:
+        outcomes = zip(work.runs, work.execution.outcomes(outcome), strict=True)
+        jobs = [self._portal.run(self._report(run, one)) for run, one in outcomes]
         raised = work.raised
         if raised is not None and not isinstance(raised, Exception | Cancelled | Suspended):
             raise raised  # an interrupted test is not the business of its job
-        return job, raised
+        return jobs, raised
 
     async def _report(self, run: ActiveRun, outcome: RunOutcome) -> Job:
         self._runner.forget(run)

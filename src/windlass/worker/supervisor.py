@@ -90,7 +90,9 @@ class Supervisor:
         )
         self._runs = self._loop.runs
         shared = options if app.tasks else replace(options, contexts=0)
-        self._contexts = ContextRunner(processes, self._runs, shared, clock, kept, opens=app.opens)
+        self._contexts = ContextRunner(processes, self._runs, shared, clock, kept, opens=app.opens, batches=app.batches)
+        self._large_batches = {task: one.size for task, one in app.batches.items() if one.size > options.slots}
+        """Calls in a batch of tasks for which this worker has not enough slots."""
         self._without: set[str] = set()
         """Why nothing is claimed now, apart from a pause."""
         self._adoption: Adoption | None = None
@@ -114,6 +116,10 @@ class Supervisor:
         self._unreported = False
         """Whether the store did not even take the last reports."""
 
+    def _warn_of_batches(self, slots: int) -> None:
+        for task, size in self._large_batches.items():
+            log.warning("task %s takes %d calls at once, this worker %d: -c %d allows more", task, size, slots, size)
+
     async def run(self) -> None:
         """Work until `stop`, or in a burst until nothing is left."""
         adopt_orphans()
@@ -123,6 +129,7 @@ class Supervisor:
         self._suspend("open", not self._contexts.is_open)
         about = self._registration.about
         log.info("%s runs jobs, %d at once", about.name, about.slots)
+        self._warn_of_batches(about.slots)
         reporting = asyncio.create_task(self._loop.reports.run())
         duties: list[Awaitable[None]] = [asyncio.shield(reporting), self._loop.leases.run()]
         duties += [self._keep_zygote(), self._check(), self._announce_draining(), self._await_open()]
@@ -179,6 +186,8 @@ class Supervisor:
         os._exit(os.EX_TEMPFAIL)
 
     async def _finish_running(self) -> None:
+        if self._grace_over is not None:
+            self._contexts.release_gathered()
         if self._runs.active and not (self._grace_over is not None and self._contexts.leaves_all):
             count = _counted(len(self._runs.active), "get", "gets")
             log.info("stopping; %s %g s to finish", count, self._options.grace)

@@ -3,6 +3,7 @@
 Knows which function answers what; decides nothing.
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime
@@ -344,7 +345,12 @@ class RedisJobs:
                 rest = rest[len(reply) :]
         return found
 
-    async def result(self, key: JobKey) -> StoredResult | None:
+    async def results(self, keys: Sequence[JobKey]) -> list[StoredResult | None]:
+        if len(keys) == 1:  # also without an event loop
+            return [await self._result(keys[0])]
+        return [*await asyncio.gather(*map(self._result, keys))]
+
+    async def _result(self, key: JobKey) -> StoredResult | None:
         reply = await self.partitions.call("result", self.partitions.of_id(key.id), [raw_key(*key)])
         return None if reply is None else layout.kept(reply)
 

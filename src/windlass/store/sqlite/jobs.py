@@ -413,14 +413,11 @@ def peek_result(tx: Transaction, job: JobKey) -> tuple[StoredResult | None, bool
     return kept, asked.get("keep_result") == "once"
 
 
-def take_result(tx: Transaction, job: JobKey) -> StoredResult | None:
-    """The result of a job, which is deleted."""
-    found = _find_result(tx, job)
-    if found is None:
-        return None
-    seq, _, kept = found
-    use_up_results(tx, [seq])
-    return kept
+def take_results(tx: Transaction, some: Sequence[JobKey]) -> dict[JobKey, StoredResult | None]:
+    """The results of jobs, which are deleted."""
+    found = {job: _find_result(tx, job) for job in some}
+    use_up_results(tx, [one[0] for one in found.values() if one is not None])
+    return {job: None if one is None else one[2] for job, one in found.items()}
 
 
 def _find_result(tx: Transaction, job: JobKey) -> tuple[int, Mapping[str, Any], StoredResult] | None:

@@ -115,9 +115,11 @@ class SqliteJobs:
     async def tenants_with(self, ids: Sequence[str]) -> list[list[str]]:
         return await self._connection.read(lambda tx: jobs.tenants_with(tx, ids)) if ids else []
 
-    async def result(self, key: JobKey) -> StoredResult | None:
-        kept, once = await self._connection.read(lambda tx: jobs.peek_result(tx, key))
-        return await self._connection.write(lambda tx: jobs.take_result(tx, key)) if once else kept
+    async def results(self, keys: Sequence[JobKey]) -> list[StoredResult | None]:
+        found = await self._connection.read(lambda tx: [jobs.peek_result(tx, key) for key in keys])
+        once = [key for key, (_, once) in zip(keys, found, strict=True) if once]
+        taken = await self._connection.write(lambda tx: jobs.take_results(tx, once)) if once else {}
+        return [taken[key] if once else kept for key, (kept, once) in zip(keys, found, strict=True)]
 
     async def output(self, key: JobKey, after: int, limit: int) -> list[Chunk]:
         return await self._connection.read(lambda tx: jobs.read_output(tx, key, after, limit))
@@ -147,12 +149,16 @@ class SqliteJobs:
     async def add_dependencies(self, edges: Sequence[Dependency]) -> list[State | None]:
         if not edges:
             return []
-        return await self._connection.write(lambda tx: dependencies.add_dependencies(tx, edges))
+        # What a power failure undoes is found again: blocked jobs are decided again once a minute.
+        return await self._connection.write(lambda tx: dependencies.add_dependencies(tx, edges), Durability.LATER)
 
     async def completed_parents(self, done: Sequence[CompletedParent], limit: int) -> list[CompletedParent]:
         if not done:  # an idle queue is asked often: it need not write
             return await self._connection.read(lambda tx: dependencies.completed_parents(tx, done, limit))
-        return await self._connection.write(lambda tx: dependencies.completed_parents(tx, done, limit))
+        # Undone by a power failure, it is only done once more.
+        return await self._connection.write(
+            lambda tx: dependencies.completed_parents(tx, done, limit), Durability.LATER
+        )
 
     async def list(self, scope: ListScope, after: str | None, limit: int) -> RecordPage:
         cursor = listing.Cursor.parse(after)

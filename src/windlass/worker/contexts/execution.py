@@ -10,7 +10,7 @@ import os
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
@@ -20,6 +20,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from windlass.call.arguments import Arguments
+from windlass.call.batches import BatchSignature
 from windlass.call.current import RunningJob, running
 from windlass.call.hooks import HookFailed, TaskCode
 from windlass.call.signals import (
@@ -184,6 +185,8 @@ MOST_MESSAGE = 4000
 MOST_TRACEBACK = 20_000
 MOST_SPAWNED = 100
 
+NOT_IN_A_BATCH = "one call runs several jobs here, and this would belong to one of them"
+
 REOPEN_AFTER = 2.0
 """Seconds before a job comes again whose process could not open what the app wants open."""
 
@@ -282,25 +285,32 @@ class Execution:
         with self.stopping:
             self.stop = _nothing
 
+    def arguments(self, callee: TaskCode) -> Arguments:
+        """What the task is called with."""
+        return _arguments(callee, self._assignment)
+
+    def success(self, callee: TaskCode, value: Any) -> RunOutcome:
+        """The outcome of a run whose task has returned this."""
+        number = self._assignment.number
+        if self.cancelled:
+            return cancelled_outcome(
+                number
+            )  # it returned because it was cancelled: its result is not what was asked for
+        return RunOutcome(number, Verdict.OK, _packed(callee, value), jobs=self.spawned)
+
+    def outcomes(self, outcome: RunOutcome) -> Sequence[RunOutcome]:
+        """What is reported: the outcome of each of its jobs."""
+        return (outcome,)
+
     @property
     def job(self) -> RunningJob:
         if self._job is None:
-            assignment = self._assignment
-            now = datetime.now(UTC) if assignment.timeout is not None else None  # noqa: TID251 - for people, decides nothing
-            self._job = RunningJob(
-                id=assignment.id,
-                task=assignment.task,
-                queue=assignment.queue,
-                tenant=assignment.tenant,
-                attempt=assignment.attempt,
-                priority=assignment.priority,
-                max_retry=assignment.max_retry,
-                tags=assignment.tags,
-                headers=assignment.headers,
-                created_at=datetime.fromtimestamp(assignment.created_at, UTC),
-                deadline=now + timedelta(seconds=assignment.timeout or 0) if now else None,
-            )
+            self._job = _running_job(self._assignment)
         return self._job
+
+    @property
+    def jobs(self) -> list[RunningJob]:
+        return [self.job]
 
     @property
     def files(self) -> dict[str, bytes]:
@@ -397,41 +407,21 @@ def _nothing() -> None:
     """Stops a run that has ended."""
 
 
-def is_async(callee: TaskCode) -> bool:
-    return inspect.iscoroutinefunction(callee.function)
-
-
-def execute(callee: TaskCode, assignment: Assignment, run: Execution) -> RunOutcome:
-    """Run a function to its end in this thread."""
-    token = running.set(run)
-    try:
-        args, kwargs = _arguments(callee, assignment)
-        if (soft := callee.soft_timeout) is None:
-            value = callee.function(*args, **kwargs)
-        else:
-            value = soft_timeouts.call(soft, run, callee.function, args, kwargs)
-        return run.with_files(success(callee, assignment.number, value, run))
-    except BaseException as fault:  # noqa: BLE001 - whatever a task raises is its outcome
-        return run.with_files(outcome_of(assignment.number, fault, callee.errors))
-    finally:
-        run.end_offspring()
-        running.reset(token)
-
-
-async def aexecute(callee: TaskCode, assignment: Assignment, run: Execution) -> RunOutcome:
-    """Run a coroutine function to its end in this event loop."""
-    running.set(run)
-    run.in_loop = True
-    try:
-        args, kwargs = _arguments(callee, assignment)
-        called = callee.function(*args, **kwargs)
-        if (soft := callee.soft_timeout) is not None:
-            called = soft_timeouts.SoftlyLimited(soft, run, called)
-        return run.with_files(success(callee, assignment.number, await called, run))
-    except BaseException as fault:  # noqa: BLE001
-        return run.with_files(outcome_of(assignment.number, fault, callee.errors))
-    finally:
-        run.end_offspring()
+def _running_job(assignment: Assignment) -> RunningJob:
+    now = datetime.now(UTC) if assignment.timeout is not None else None  # noqa: TID251 - for people, decides nothing
+    return RunningJob(
+        id=assignment.id,
+        task=assignment.task,
+        queue=assignment.queue,
+        tenant=assignment.tenant,
+        attempt=assignment.attempt,
+        priority=assignment.priority,
+        max_retry=assignment.max_retry,
+        tags=assignment.tags,
+        headers=assignment.headers,
+        created_at=datetime.fromtimestamp(assignment.created_at, UTC),
+        deadline=now + timedelta(seconds=assignment.timeout or 0) if now else None,
+    )
 
 
 def _arguments(callee: TaskCode, assignment: Assignment) -> Arguments:
@@ -445,13 +435,139 @@ def _arguments(callee: TaskCode, assignment: Assignment) -> Arguments:
         raise Fail(str(fault)) from None  # it would not fit the next time either
 
 
-def success(callee: TaskCode, number: int, value: Any, run: Execution) -> RunOutcome:
-    if run.cancelled:
-        return cancelled_outcome(number)  # it returned because it was cancelled: its result is not what was asked for
-    result = None if value is None else callee.plan.pack_result(value)  # without one, `result` is None too
+def _packed(callee: TaskCode, value: Any) -> bytes | None:
+    """A result as it is reported; without one, it is None too."""
+    result = None if value is None else callee.plan.pack_result(value)
     if result is not None and len(result) > MOST_RESULT:
         raise TooLarge(f"the result has {len(result)} bytes, at most {MOST_RESULT} are carried")
-    return RunOutcome(number, Verdict.OK, result, jobs=run.spawned)
+    return result
+
+
+class BatchExecution(Execution):
+    """What `current` stands for while one call runs several jobs. What it says, it says for each of them."""
+
+    __slots__ = ("_assignments", "_called", "_own")
+
+    def __init__(self, assignments: Sequence[Assignment], send: SendUpdate) -> None:
+        def send_for_all(update: RunUpdate) -> None:
+            for one in assignments:
+                send(replace(update, number=one.number))
+
+        super().__init__(replace(assignments[0], input=False), send_for_all)
+        self._assignments = assignments
+        self._called: list[Assignment] = []
+        """Those whose arguments fit the task: they are in the list that it gets."""
+        self._own: dict[int, RunOutcome] = {}
+        """Outcomes that differ from that of the call, by number."""
+
+    def take_back(self) -> Assignment | None:
+        return None  # the others of the batch would have to come along
+
+    def arguments(self, callee: TaskCode) -> Arguments:
+        assert isinstance(callee.plan, BatchSignature)  # noqa: S101 - else there would be no batch
+        items = []
+        for one in self._assignments:
+            try:
+                _, found = _arguments(callee, one)
+            except Fail as fault:
+                self._own[one.number] = outcome_of(one.number, fault)
+            else:
+                items.append(found[callee.plan.item])
+                self._called.append(one)
+        if not items:
+            raise Fail("no call of the batch fits the task")
+        return (), {callee.plan.item: items}
+
+    def success(self, callee: TaskCode, value: Any) -> RunOutcome:
+        number = self._assignment.number
+        if self.cancelled:
+            return cancelled_outcome(number)
+        results = [None] * len(self._called) if value is None else value
+        if not isinstance(results, list | tuple) or len(results) != len(self._called):
+            returned = f"{len(results)} results" if isinstance(results, list | tuple) else f"a {type(results).__name__}"
+            advice = "return a list with a result, or an exception, for each call in its order, or None"
+            raise Invalid(f"it returned {returned} for {len(self._called)} calls: {advice}", at="result")
+        for one, result in zip(self._called, results, strict=True):
+            self._own[one.number] = _outcome_of_item(callee, one.number, result)
+        return RunOutcome(number, Verdict.OK)
+
+    def outcomes(self, outcome: RunOutcome) -> Sequence[RunOutcome]:
+        return [self._own.get(one.number) or replace(outcome, number=one.number) for one in self._assignments]
+
+    @property
+    def jobs(self) -> list[RunningJob]:
+        return [_running_job(one) for one in self._called]
+
+    @property
+    def files(self) -> dict[str, bytes]:
+        raise Invalid(NOT_IN_A_BATCH, at="files")
+
+    def _own_folder(self) -> JobFolder:
+        raise Invalid(NOT_IN_A_BATCH, at="folder")
+
+    @property
+    def steps(self) -> RunSteps:
+        raise Invalid(NOT_IN_A_BATCH, at="step")
+
+    @property
+    def results(self) -> list[Any]:
+        raise Invalid(NOT_IN_A_BATCH, at="results")
+
+    def spawn(self, new: NewJob) -> str:
+        raise Invalid(f"{NOT_IN_A_BATCH}: queue {new.task} with enqueue", at="spawn")
+
+
+def _outcome_of_item(callee: TaskCode, number: int, result: Any) -> RunOutcome:
+    if isinstance(result, BaseException):
+        return outcome_of(number, result, callee.errors)
+    try:
+        return RunOutcome(number, Verdict.OK, _packed(callee, result))
+    except WindlassError as fault:
+        return outcome_of(number, fault, callee.errors)
+
+
+def execution_of(callee: TaskCode, assignments: Sequence[Assignment], send: SendUpdate) -> Execution:
+    """What runs these jobs by one call; there are several only if the task takes batches."""
+    if isinstance(callee.plan, BatchSignature):
+        return BatchExecution(assignments, send)
+    return Execution(assignments[0], send)
+
+
+def is_async(callee: TaskCode) -> bool:
+    return inspect.iscoroutinefunction(callee.function)
+
+
+def execute(callee: TaskCode, assignment: Assignment, run: Execution) -> RunOutcome:
+    """Run a function to its end in this thread."""
+    token = running.set(run)
+    try:
+        args, kwargs = run.arguments(callee)
+        if (soft := callee.soft_timeout) is None:
+            value = callee.function(*args, **kwargs)
+        else:
+            value = soft_timeouts.call(soft, run, callee.function, args, kwargs)
+        return run.with_files(run.success(callee, value))
+    except BaseException as fault:  # noqa: BLE001 - whatever a task raises is its outcome
+        return run.with_files(outcome_of(assignment.number, fault, callee.errors))
+    finally:
+        run.end_offspring()
+        running.reset(token)
+
+
+async def aexecute(callee: TaskCode, assignment: Assignment, run: Execution) -> RunOutcome:
+    """Run a coroutine function to its end in this event loop."""
+    running.set(run)
+    run.in_loop = True
+    try:
+        args, kwargs = run.arguments(callee)
+        called = callee.function(*args, **kwargs)
+        if (soft := callee.soft_timeout) is not None:
+            called = soft_timeouts.SoftlyLimited(soft, run, called)
+        return run.with_files(run.success(callee, await called))
+    except BaseException as fault:  # noqa: BLE001
+        return run.with_files(outcome_of(assignment.number, fault, callee.errors))
+    finally:
+        run.end_offspring()
 
 
 def outcome_of(number: int, fault: BaseException, errors: ErrorRules = ANY_ERROR) -> RunOutcome:

@@ -19,6 +19,7 @@ from typing import Any, Generic, NoReturn, TypeVar
 import msgspec
 from msgspec import Struct
 
+from windlass.call.batches import BatchOptions
 from windlass.model.errors import Invalid
 from windlass.model.job import MSGPACK, Error, Job, Reason
 from windlass.model.new_job import JobOptions, NewJob, WithResults
@@ -200,6 +201,8 @@ class Command(Struct, frozen=True, array_like=True, gc=False):
     got: int = 0
     """To a shim: the queue has what came with updates up to this number."""
     steps: list[StepAnswer] = []
+    batches: list[list[Assignment]] = []
+    """Jobs that are run by one call."""
 
 
 # Context to supervisor
@@ -294,6 +297,8 @@ class AppInfo(Struct, frozen=True, tag=True):
     """What those tasks that need something of a worker need."""
     opens: bool = False
     """Whether its contexts open something before they run jobs, and close it at their end."""
+    batches: dict[str, BatchOptions] = {}
+    """Tasks that take several calls at once."""
 
 
 class ImportFailed(Struct, frozen=True, tag=True):

@@ -29,6 +29,7 @@ from windlass.worker.contexts.execution import (
     aexecute,
     cancelled_outcome,
     execute,
+    execution_of,
     is_async,
     outcome_of,
     unknown_task,
@@ -134,8 +135,9 @@ class Threads:
                 raise_in_thread(thread, None)  # not raised yet: it must not be raised in the next job
         except Cancelled:
             run.end()  # it was raised after the task had returned
-        self._done(assignment.number)
-        self._outbox.add_outcome(outcome or cancelled_outcome(assignment.number))
+        for one in run.outcomes(outcome or cancelled_outcome(assignment.number)):
+            self._done(one.number)
+            self._outbox.add_outcome(one)
 
 
 READ_AT_ONCE = 1 << 16
@@ -264,7 +266,9 @@ class SharedContext:
 
     def obey(self, command: Command) -> None:
         for assignment in command.start:
-            self._start(assignment)
+            self._start([assignment])
+        for batch in command.batches:
+            self._start(batch)
         for message in command.messages:
             self._deliver(message)
         for answer in command.steps:
@@ -276,13 +280,18 @@ class SharedContext:
         if self._checking is None:
             self._checking = self._loop.call_soon(self._check_on)  # after the first steps of what has just come
 
-    def _start(self, assignment: Assignment) -> None:
+    def _start(self, assignments: Sequence[Assignment]) -> None:
+        """Run one job, or a batch by one call."""
+        assignment = assignments[0]
         known = self._known.get(assignment.task) or self._found(assignment.task)
         if known is None:
-            self._outbox.add_outcome(unknown_task(assignment))
+            for one in assignments:
+                self._outbox.add_outcome(unknown_task(one))
             return
         code, is_coroutine = known
-        self._runs[assignment.number] = run = Execution(assignment, self._outbox.add_update)
+        run = execution_of(code, assignments, self._outbox.add_update)
+        for one in assignments:
+            self._runs[one.number] = run
         if is_coroutine:
             run.task = self._loop.create_task(self._await(code, assignment, run))
         else:
@@ -303,8 +312,9 @@ class SharedContext:
             return
         else:
             outcome = cancelled_outcome(assignment.number)
-        self._forget(assignment.number)
-        self._outbox.add_outcome(outcome)
+        for one in run.outcomes(outcome):
+            self._forget(one.number)
+            self._outbox.add_outcome(one)
         if self._outbox.full or not self._runs:
             self._outbox.flush()
 
@@ -464,7 +474,7 @@ def _run_function(
         outbox.add_update(update)
         outbox.flush()
 
-    run = Execution(assignment, send_at_once)
+    run = execution_of(code, [assignment], send_at_once)
     for command in received:
         _obey(command, run)
     if assignment.input:
@@ -478,7 +488,8 @@ def _run_function(
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
     except Cancelled as fault:
         outcome = outcome_of(assignment.number, fault)
-    outbox.add_outcome(outcome)
+    for one in run.outcomes(outcome):
+        outbox.add_outcome(one)
 
 
 def _interrupt(_number: int, _frame: object) -> None:

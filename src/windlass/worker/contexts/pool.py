@@ -7,12 +7,13 @@ import asyncio
 import logging
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 
 from msgspec.structs import replace
 
+from windlass.call.batches import BatchOptions
 from windlass.model.job import Error, Job
 from windlass.model.operations import Claimed
 from windlass.model.outcome import Verdict
@@ -21,6 +22,7 @@ from windlass.model.ports import Clock
 from windlass.model.stdin import decode
 from windlass.worker import WorkerOptions
 from windlass.worker.contexts.frames import Assignment, ContextUpdate, RunOutcome, RunUpdate, ShimState, assignment_of
+from windlass.worker.contexts.gathering import Gathering
 from windlass.worker.contexts.kept import KeptRun, KeptRuns
 from windlass.worker.contexts.processes import ContextProcess, KeptProcess, ProcessManager
 from windlass.worker.linux import describe_status, resident
@@ -47,6 +49,7 @@ LAST_OUTPUT = 2000
 """Characters of a crashed job's last output, kept with its error."""
 
 NOT_BEGUN = Error(type="Cancelled", message="stopped before it had begun")
+LEFT_OUT = Error(type="Cancelled", message="stopped while its batch ran")
 
 
 class ContextRunner:
@@ -61,9 +64,10 @@ class ContextRunner:
         kept: KeptRuns | None = None,
         *,
         opens: bool = False,
+        batches: Mapping[str, BatchOptions] | None = None,
     ) -> None:
         """`kept`: where runs that outlive this worker have their folders; null = no run does. `opens`: whether contexts
-        open something before they run jobs, and close it at their end.
+        open something before they run jobs, and close it at their end. `batches`: tasks that take several calls.
         """
         self._processes = processes
         self._runs = runs
@@ -87,6 +91,10 @@ class ContextRunner:
         """By number of the run."""
         self._held: dict[int, Assignment] = {}
         """What a context gets once the queue knows that the run begins, by number of the run."""
+        self._batches = batches or {}
+        self._gathering = Gathering(self._batches, self._start_batch)
+        self._batch_of: dict[int, list[ActiveRun]] = {}
+        """The runs of one call, by the number of each."""
         self._outcomes: dict[ContextProcess, RunOutcome] = {}
         """Of runs alone in their process, until that has exited and its output is read."""
         self._checking: asyncio.TimerHandle | None = None
@@ -229,6 +237,10 @@ class ContextRunner:
     def start(self, batch: Sequence[tuple[ActiveRun, Claimed]]) -> None:
         batches: dict[ContextProcess, list[Assignment]] = {}
         for run, claimed in batch:
+            if run.job.task in self._batches and run.cleared and not _is_alone(run.job):
+                self._runs.limit_time(run)
+                self._gathering.add(assignment_of(run.number, claimed))
+                continue
             # A job that has crashed a process gets one of its own: it takes no other jobs with it again.
             try:
                 context = self._context_for(run)
@@ -246,15 +258,36 @@ class ContextRunner:
             self._runs.limit_time(run)
         for context, assignments in batches.items():
             context.assign(assignments)
+        if self._batches and self._runs.free(self._options.slots) < 1:
+            self._gathering.begin_all()
         if self._checking is None:
             self._checking = self._loop.call_later(CHECK_EVERY, self._check_blocked)
+
+    def _start_batch(self, batch: list[Assignment]) -> None:
+        runs = [self._runs.active[one.number] for one in batch]
+        try:
+            context = self._least_busy()
+        except OSError as fault:
+            for run in runs:
+                self._postpone(run, str(fault))
+            return
+        for run in runs:
+            self._batch_of[run.number] = runs
+            self._place(run, context)
+        context.assign_batch(batch)
+
+    def release_gathered(self) -> None:
+        """Release jobs that wait for their batch: the worker stops, and no more come."""
+        for number in self._gathering.numbers:
+            run = self._runs.active[number]
+            run.stopping = run.stopping or Stop.RELEASE
+            self.kill(run)
 
     def _context_for(self, run: ActiveRun) -> ContextProcess:
         job = run.job
         if job.on_lost == "adopt" and job.stdin is None and self._kept is not None:
             return self._keep(run, self._kept)
-        alone = job.isolate or job.crashes or job.on_lost == "adopt"
-        return self._fork_alone(run) if alone else self._least_busy()
+        return self._fork_alone(run) if _is_alone(job) else self._least_busy()
 
     def _keep(self, run: ActiveRun, runs: KeptRuns) -> KeptProcess:
         folder = runs.make(run.job.tenant, run.id, run.token)
@@ -450,9 +483,15 @@ class ContextRunner:
 
     def stop(self, run: ActiveRun) -> None:
         """Cancel it; then TERM, if it has a process of its own; then KILL."""
-        if run.number in self._held:
+        if run.number in self._held or self._gathering.remove(run.number):
             self._finish(run, RunOutcome(run.number, Verdict.ERROR, error=NOT_BEGUN))
             return
+        others = [one for one in self._batch_of.get(run.number, ()) if one is not run and self._runs.is_active(one)]
+        if others and run.stopping in (Stop.CANCEL, Stop.LOST):
+            self._finish(run, RunOutcome(run.number, Verdict.ERROR, error=LEFT_OUT))  # the call goes on for the others
+            return
+        for one in others:
+            one.stopping = one.stopping or run.stopping  # it is the call that takes too long, or prints too much
         if (context := self._context_of.get(run.number)) is not None:
             if context.isolated and run.stopping is Stop.OUTPUT:
                 self._kill_context(run)  # given a warning, it would only print more
@@ -489,6 +528,9 @@ class ContextRunner:
                 self._processes.kill(context, signal.SIGKILL)
 
     def kill(self, run: ActiveRun) -> None:
+        if self._gathering.remove(run.number):
+            self._finish(run, RunOutcome(run.number, Verdict.ERROR, error=NOT_BEGUN))
+            return
         context = self._context_of[run.number]
         self._processes.kill(context, signal.SIGKILL, tree=True)
         outcome = self._outcomes.pop(context, None)
@@ -568,10 +610,16 @@ class ContextRunner:
         self._runs.finish(run, outcome)
 
     def _forget(self, run: ActiveRun) -> None:
+        self._batch_of.pop(run.number, None)
         if (context := self._context_of.pop(run.number, None)) is not None:
             context.runs.discard(run.number)
             if self._held.pop(run.number, None) is not None and context.isolated:
                 self._processes.kill(context, signal.SIGKILL)  # it waits for a job that will not come
+
+
+def _is_alone(job: Job) -> bool:
+    """Whether it gets a process of its own: asked for, or because it has crashed one."""
+    return job.isolate or job.crashes > 0 or job.on_lost == "adopt"
 
 
 def _is_merged(job: Job) -> bool:

@@ -192,6 +192,11 @@ class ContextProcess(asyncio.Protocol):
         for data in assignment_frames(assignments):
             self.write(data)
 
+    def assign_batch(self, batch: list[Assignment]) -> None:
+        """Jobs that are run by one call."""
+        self.jobs += len(batch)
+        self.write(encode_frame(Command(batches=[batch])))
+
     def send(self, number: int, messages: Sequence[bytes]) -> None:
         self.write(encode_frame(Command(messages=[JobMessage(number, data) for data in messages])))
 

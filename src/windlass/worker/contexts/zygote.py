@@ -390,6 +390,7 @@ def main() -> None:
             slots={name: task.slots for name, task in app.tasks.items() if task.slots > 1},
             needs={name: list(task.needs) for name, task in app.tasks.items() if task.needs},
             opens=app.hooks.concern_processes,
+            batches={name: task.batch for name, task in app.tasks.items() if task.batch is not None},
         ),
     )
     try:
