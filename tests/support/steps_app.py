@@ -152,6 +152,7 @@ def waits() -> None:
     (HERE / "first").touch()
     note("run", os.getpid())
     step.sync("early", note, "early")
+    note("passed")
     while first and not (HERE / "go first").exists():
         time.sleep(0.01)
     while not first and not (HERE / "go second").exists():
