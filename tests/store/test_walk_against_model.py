@@ -137,6 +137,7 @@ TERMS = st.fixed_dictionaries(
         "keep_result_for": some_of((0.0, 1.0, 9.0, 10.0)),
         "keep_success": some_of((None, 0.0, 10.0)),
         "keep_failure": some_of((None, 0.0, 10.0)),
+        "on_failure": some_of(TASKS),
         "tags": some_of((["t"], ["t", "u"])),
         "headers": st.just({"trace": "1"}),
         "isolate": st.just(True),
@@ -294,6 +295,8 @@ class Walk(RuleBasedStateMachine):
     def named(self, tenant: str, terms: dict[str, Any], name: str | bytes | int | None) -> NewJob:
         payload = Raw(wire.encode(terms["payload"]))
         new = NewJob(**terms | {"payload": payload})
+        if new.keep_failure == 0:
+            new = replace(new, on_failure=None)  # there would be no record to pass on
         if isinstance(name, bytes):
             return replace(new, id=fresh_id(name, new.queue))
         if isinstance(name, int):
