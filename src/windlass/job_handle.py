@@ -5,17 +5,18 @@ Turns answers into values. `connection` knows how an operation reaches the queue
 
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, overload
 
 from msgspec import UNSET, Raw
 from msgspec.structs import asdict
 
 from windlass.call.arguments import CallSignature
 from windlass.call.options import Duration
+from windlass.call.values import AsyncValueStream, ValueStream
 from windlass.model.duration import seconds
 from windlass.model.errors import WindlassError
 from windlass.model.estimate import Estimate
-from windlass.model.events import Event
+from windlass.model.events import Event, EventCursor
 from windlass.model.job import FINISHED, Error, State
 from windlass.model.job import Job as Record
 from windlass.model.operations import (
@@ -38,7 +39,7 @@ from windlass.model.operations import (
     SendSignal,
     Show,
 )
-from windlass.model.output import Chunk
+from windlass.model.output import VALUES, Chunk
 from windlass.model.stdin import SignalName
 from windlass.model.steps import StepEntry
 from windlass.system import SystemClock
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from windlass.app import Windlass
 
 R = TypeVar("R")
+V = TypeVar("V")
 
 MOST_WAIT = 30.0
 """Seconds that one question for a result waits; a longer wait asks again."""
@@ -153,16 +155,15 @@ class Job(Generic[R]):
         return self._app.link.ahear(lambda source: source.follow_job(self._app.tenant, self.id, since))
 
     def output(self, *, follow: bool = False) -> Iterator[Chunk]:
-        """What the job has put out, in pieces with a `stream` and `data`: from the start, as far as it is kept.
-
-        `follow`: go on until the job has ended.
+        """What the job has printed and logged, in pieces with a `stream` and `data`: from the start, as far as it is
+        kept. `follow`: go on until the job has ended.
         """
         if follow:
-            yield from (event.chunk.piece for event in self.events() if event.chunk is not None)
+            yield from (event.chunk.piece for event in self.events() if event.chunk and event.chunk.stream != VALUES)
             return
         page = self._app.ask(GetOutput(id=self.id))
         while page.chunks:
-            yield from page.chunks
+            yield from (chunk for chunk in page.chunks if chunk.stream != VALUES)
             page = self._app.ask(GetOutput(id=self.id, after=page.next))
 
     async def aoutput(self, *, follow: bool = False) -> AsyncGenerator[Chunk, None]:
@@ -170,14 +171,61 @@ class Job(Generic[R]):
         if follow:
             async with aclosing(self.aevents()) as events:
                 async for event in events:
-                    if event.chunk is not None:
+                    if event.chunk is not None and event.chunk.stream != VALUES:
                         yield event.chunk.piece
             return
         page = await self._app.aask(GetOutput(id=self.id))
         while page.chunks:
             for chunk in page.chunks:
-                yield chunk
+                if chunk.stream != VALUES:
+                    yield chunk
             page = await self._app.aask(GetOutput(id=self.id, after=page.next))
+
+    @overload
+    def values(self) -> ValueStream[Any]: ...
+
+    @overload
+    def values(self, kind: type[V]) -> ValueStream[V]: ...
+
+    def values(self, kind: Any = Any) -> ValueStream[Any]:
+        """The values that the task emits (`current.emit`), checked to be of this type, until the job has ended.
+
+        Earlier ones come first, as far as they are kept. If the job runs again, its values begin again, and `run`
+        of what this returns grows. How the job ended says `result()`.
+        """
+        return ValueStream(self._value_chunks(), kind)
+
+    def _value_chunks(self) -> Iterator[Chunk]:
+        page = self._app.ask(GetOutput(id=self.id, stream=VALUES))
+        while page.chunks:
+            yield from page.chunks
+            page = self._app.ask(GetOutput(id=self.id, stream=VALUES, after=page.next))
+        if not page.ended:
+            for event in self.events(str(EventCursor(page.next))):
+                if event.chunk is not None and event.chunk.stream == VALUES:
+                    yield event.chunk.piece
+
+    @overload
+    def avalues(self) -> AsyncValueStream[Any]: ...
+
+    @overload
+    def avalues(self, kind: type[V]) -> AsyncValueStream[V]: ...
+
+    def avalues(self, kind: Any = Any) -> AsyncValueStream[Any]:
+        """The same in asynchronous code."""
+        return AsyncValueStream(self._avalue_chunks(), kind)
+
+    async def _avalue_chunks(self) -> AsyncGenerator[Chunk, None]:
+        page = await self._app.aask(GetOutput(id=self.id, stream=VALUES))
+        while page.chunks:
+            for chunk in page.chunks:
+                yield chunk
+            page = await self._app.aask(GetOutput(id=self.id, stream=VALUES, after=page.next))
+        if not page.ended:
+            async with aclosing(self.aevents(str(EventCursor(page.next)))) as events:
+                async for event in events:
+                    if event.chunk is not None and event.chunk.stream == VALUES:
+                        yield event.chunk.piece
 
     def estimate(self) -> Estimate:
         """How long the job will still wait (`seconds`), its `position` and `why`; all null if it waits no more."""

@@ -5,19 +5,17 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.journal.test_disk import small_disk
-from tests.support.worker_harness import MakeHarness
+from tests.support.faulty_disk import disk_of
+from tests.support.worker_harness import TASKS, MakeHarness
 from windlass.model.errors import Full
 from windlass.model.job import State
 from windlass.store.sqlite import SqliteStore
 from windlass.system import SystemClock
-
-__all__ = ["small_disk"]
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -160,25 +158,38 @@ def _fill(disk: Path) -> None:
             return
 
 
-def test_on_a_full_disk_a_live_worker_keeps_its_jobs_and_reports_them(
-    small_disk: Path, make_harness: MakeHarness
-) -> None:
+LARGE = """
+@app.task
+def large() -> str:
+    return "x" * 40_000
+"""
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    with disk_of(tmp_path / "disk", 16) as place:
+        yield place
+
+
+def test_on_a_full_disk_a_live_worker_keeps_its_jobs_and_reports_them(disk: Path, make_harness: MakeHarness) -> None:
     lease = 2.0
-    harness = make_harness(store=str(small_disk / "jobs.db"))
+    harness = make_harness(TASKS.read_text() + LARGE, store=str(disk / "jobs.db"))
     worker = harness.start("-c", "4", "--contexts", "2", lease=f"{lease}s")
     tasks = harness.tasks
     early, *jobs = [tasks.stay.enqueue(word) for word in ("early", "one", "two")]
+    followers = [tasks.large.using(after=[early]).enqueue() for _ in range(12)]
     harness.noted("start", 3)
-    _fill(small_disk)
+    _fill(disk)
     with pytest.raises(Full):
         tasks.nap.map([(0.0, "x" * 100_000)] * 50)
-    _fill(small_disk)  # nor do other programs leave anything of what the store has given up
+    _fill(disk)  # nor do other programs leave anything of what the store has given up
     (harness.folder / "let go early").touch()
-    assert harness.ended(early).state is State.SUCCEEDED, "its end is written into the reserve"
+    for job in (early, *followers):
+        ended = harness.ended(job)
+        assert (ended.state, ended.attempt) == (State.SUCCEEDED, 1), "its end is written into the reserve"
     time.sleep(3 * lease)
     assert {job.refresh().state for job in jobs} == {State.RUNNING}
-    (small_disk / "more ballast").unlink()
-    (small_disk / "ballast").unlink()
+    (disk / "more ballast").unlink()
     assert tasks.add.enqueue(1, 2).result(60) == 3
     time.sleep(2 * lease)  # for reclaiming, if anything is taken for lost
     (harness.folder / "let go").touch()

@@ -88,6 +88,21 @@ async def test_a_full_disk_refuses_new_jobs_and_nothing_else(disk: Path, on_disk
     await enqueue(on_disk, payload=LARGE)  # in the room that they have left inside the file
 
 
+async def test_the_log_gets_half_of_what_the_reserve_gives_up_whatever_other_programs_take(
+    disk: Path, on_disk: Engine
+) -> None:
+    worker = await register(on_disk)
+    for _ in range(20):
+        await enqueue(on_disk)
+    claimed = [await take(on_disk, worker) for _ in range(20)]
+    fill(disk)
+    with pytest.raises(Full):
+        await enqueue_many(on_disk)
+    fill(disk)
+    for one in claimed:  # a mebibyte: more than the log had before
+        assert (await finish(on_disk, worker, one, result=packed("x" * 50_000))).refused == []
+
+
 async def test_a_disk_that_has_room_again_takes_jobs_again(disk: Path, on_disk: Engine) -> None:
     await enqueue(on_disk)
     assert (disk / "jobs.db-reserve").stat().st_size == 1 << 20

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from msgspec import Struct
 
+from windlass.call.values import encode_value
 from windlass.model.new_job import NewJob
 from windlass.model.output import Progress, Stream
 from windlass.model.wire import encodable
@@ -68,6 +69,8 @@ class RunHooks(Protocol):
 
     def print(self, stream: Stream, data: bytes) -> None: ...
 
+    def emit(self, line: bytes) -> None: ...
+
     @property
     def offspring(self) -> Any:
         """What keeps account of the processes that it starts."""
@@ -97,9 +100,9 @@ running: ContextVar[RunHooks] = ContextVar("windlass_run")
 class Current:
     """The job that this code runs for.
 
-    In a plain call of a task there is none: what only reports or queues (`progress`, `log`, `attach`, `spawn`) does
-    nothing, `cancelled` is false, `files` and `results` are empty; what a job must give (`job`, `folder`, `input`)
-    raises `RuntimeError`.
+    In a plain call of a task there is none: what only reports or queues (`progress`, `log`, `emit`, `attach`,
+    `spawn`) does nothing, `cancelled` is false, `files` and `results` are empty; what a job must give (`job`,
+    `folder`, `input`) raises `RuntimeError`.
     """
 
     @property
@@ -152,6 +155,11 @@ class Current:
         """Write a line to the job's own output, kept with the job and readable while it runs."""
         if self:
             _run().log(sep.join(map(str, values)))
+
+    def emit(self, value: object) -> None:
+        """Send a value to those who read `job.values()`, while the job runs and afterwards; at most 64 KiB as JSON."""
+        if self:
+            _run().emit(encode_value(value))
 
     def input(self, timeout: float | None = None) -> bytes:
         """The next message to this job; waits for it, without a timeout forever, else raises `TimeoutError`.

@@ -50,7 +50,7 @@ from windlass.model.operations import (
     Send,
     Show,
 )
-from windlass.model.output import Chunk
+from windlass.model.output import VALUES, Chunk, Stream
 
 SHOWN = 50
 """Rows of a table without `--limit`."""
@@ -321,21 +321,48 @@ async def output(
     """
     async with open_queue(target) as queue:
         async for chunk in _output(queue, id, follow=follow):
+            if chunk.stream == VALUES:
+                continue
             if target.json:
                 console.write_json(OutputLine.of(chunk))
             else:
                 console.write_bytes(chunk.data, error=chunk.stream != "stdout")
 
 
-async def _output(queue: Queue, id: str, *, follow: bool) -> AsyncIterator[Chunk]:
+@jobs.command(name="values")
+async def emitted(
+    id: JobId,
+    /,
+    *,
+    follow: Annotated[bool, flag("Go on until the job has ended.")] = False,
+    target: Target = HERE,
+) -> None:
+    """Print the values that a job has emitted, each as a line of JSON.
+
+    If the job runs again, its values begin again: a note on stderr says where.
+
+    For example:
+      windlass jobs values 01936f2e-… --follow
+    """
+    runs = 0
+    async with open_queue(target) as queue:
+        async for chunk in _output(queue, id, follow=follow, only=VALUES):
+            for line in chunk.data.splitlines(keepends=True):
+                if line.strip():
+                    console.write_bytes(line, error=False)
+                elif (runs := runs + 1) > 1:
+                    console.note("windlass: the job has begun again")
+
+
+async def _output(queue: Queue, id: str, *, follow: bool, only: Stream | None = None) -> AsyncIterator[Chunk]:
     if follow:
         async with aclosing(queue.follow(id)) as stream:
             async for event in stream:
-                if event.chunk is not None:
+                if event.chunk is not None and only in (None, event.chunk.stream):
                     yield event.chunk.piece
         return
     after = 0
-    while chunks := (page := await queue(GetOutput(id=id, after=after))).chunks:
+    while chunks := (page := await queue(GetOutput(id=id, after=after, stream=only))).chunks:
         after = page.next
         for chunk in chunks:
             yield chunk
@@ -358,7 +385,7 @@ class OutputLine(msgspec.Struct, frozen=True, kw_only=True):
 
 def _output_lines(chunk: Chunk) -> Text:
     """The output of a job, line by line after the name of its stream."""
-    lines = chunk.data.decode(errors="replace").splitlines()
+    lines = [line for line in chunk.data.decode(errors="replace").splitlines() if line or chunk.stream != VALUES]
     style = "red" if chunk.stream == "stderr" else ""
     name = Text(f"  {chunk.stream:6} ", style="dim")
     return Text("\n").join(Text.assemble(name, (line, style)) for line in lines)

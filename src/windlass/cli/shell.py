@@ -28,7 +28,7 @@ from windlass.model.events import Event
 from windlass.model.job import FINISHED, Job, State
 from windlass.model.new_job import NewJob
 from windlass.model.operations import Cancel, Enqueue, GetQueue, GetResult, Resize, Send, Show
-from windlass.model.output import MOST_MESSAGE
+from windlass.model.output import MOST_MESSAGE, VALUES
 from windlass.model.stdin import TERM, Stdin
 from windlass.system import SystemClock
 
@@ -128,7 +128,8 @@ class _Session:
         async with aclosing(self._queue.follow(self._job.id)) as stream:
             async for event in stream:
                 if event.chunk is not None:
-                    console.write_bytes(event.chunk.data, error=event.chunk.stream != "stdout")
+                    if event.chunk.stream != VALUES:
+                        console.write_bytes(event.chunk.data, error=event.chunk.stream != "stdout")
                 else:
                     self._note(event)
                 if event.name == "started" and not begun:

@@ -49,7 +49,7 @@ from windlass.model.operations import (
     Stats,
 )
 from windlass.model.outcome import CODES, Verdict
-from windlass.model.output import MOST_INPUT, MOST_MESSAGES, MOST_OUTPUT, NewChunk
+from windlass.model.output import MOST_INPUT, MOST_MESSAGES, MOST_OUTPUT, VALUES, Chunk, NewChunk
 from windlass.store.data import (
     MOST_COLLECTED,
     Heartbeat,
@@ -221,6 +221,7 @@ async def get_stats(context: EngineContext, operation: GetStats) -> Stats:
 async def output(context: EngineContext, operation: Output) -> None:
     job = (await context.find(operation.id, operation.tenant)).job
     chunk = NewChunk(stream=operation.stream, data=operation.data)
+    _check_values(chunk, at="data")
     beat = Heartbeat(job.id, job.tenant, fence(operation.token), output=[chunk])
     (reply,) = await context.writes.heartbeat([beat], context.settings.lease)
     if not reply.held:
@@ -230,18 +231,23 @@ async def output(context: EngineContext, operation: Output) -> None:
 async def get_output(context: EngineContext, operation: GetOutput) -> OutputPage:
     # The state is read first: all output of an ended job is stored by then.
     record = await context.find_for_owner(operation.id, operation.tenant)
-    chunks = await context.store.jobs.output(key_of(record.job), operation.after, operation.limit)
-    return OutputPage(
-        chunks=chunks,
-        next=chunks[-1].n if chunks else operation.after,
-        ended=record.job.state in FINISHED,
-    )
+    chunks, after = list[Chunk](), operation.after
+    while not chunks and (page := await context.store.jobs.output(key_of(record.job), after, operation.limit)):
+        chunks, after = [one for one in page if operation.stream in (None, one.stream)], page[-1].n
+    return OutputPage(chunks=chunks, next=after, ended=record.job.state in FINISHED)
+
+
+def _check_values(chunk: NewChunk, at: str) -> None:
+    if chunk.stream == VALUES and not chunk.data.endswith(b"\n"):
+        raise Invalid("values are whole lines: end each of them with a newline", at=at)
 
 
 def check_output(items: Sequence[Alive]) -> None:
     """Refuse more output than fits into one request."""
     together = 0
     for place, item in enumerate(items):
+        for number, chunk in enumerate(item.output):
+            _check_values(chunk, at=f"jobs[{place}].output[{number}].data")
         size = sum(len(chunk.data) for chunk in item.output)
         together += size
         if size > MOST_OUTPUT:

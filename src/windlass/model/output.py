@@ -14,10 +14,17 @@ class Progress(Struct, frozen=True, kw_only=True, omit_defaults=True):
     note: Annotated[str, Meta(max_length=1000)] = ""
 
 
-Stream = Literal["stdout", "stderr", "log"]
+Stream = Literal["stdout", "stderr", "log", "values"]
+"""What a job prints, logs, and emits. `values` has lines of JSON, each whole within its chunk; an empty one says that a
+run begins."""
+
+VALUES: Stream = "values"
 
 MOST_CHUNK = 64 * 2**10
 """Bytes of one piece of output."""
+
+MOST_VALUE = MOST_CHUNK
+"""Bytes of one value with the end of its line."""
 
 MOST_OUTPUT = 2 * 2**20
 """Bytes of output that are kept of one job: the newest."""

@@ -45,6 +45,7 @@ from windlass.model.operations import (
     Service,
     answer_type,
 )
+from windlass.model.output import VALUES
 from windlass.model.shapes import SHAPES, Shape
 from windlass.model.token import Issued
 from windlass.model.wire import Format
@@ -104,7 +105,8 @@ class Routes:
             if shape.kind is List and formats.prefers(accept, formats.NDJSON):
                 return await self._stream(request, self._from_query(shape, request, tenant))
             if shape.kind is GetOutput and formats.prefers(accept, TEXT):
-                return _output_text(await self._service(self._from_query(shape, request, tenant)))
+                only = request.query_params.get("stream")
+                return _output_text(await self._service(self._from_query(shape, request, tenant)), only)
             if shape.kind is GetFile and not formats.names_a_format(accept):
                 return _file(await self._service(self._from_query(shape, request, tenant)), request)
             if shape.kind is EnqueueMany and formats.media(content_type) == formats.NDJSON:
@@ -223,10 +225,11 @@ class _JobStep(Convertor[str]):
 register_url_convertor("job", _JobStep())
 
 
-def _output_text(page: OutputPage) -> Response:
-    """The bytes of all output streams, in order."""
+def _output_text(page: OutputPage, only: str | None) -> Response:
+    """The bytes of one stream; or of all, in order, without the values, which are no text for people."""
     headers = {"windlass-next": str(page.next), "windlass-ended": "true" if page.ended else "false"}
-    return Response(b"".join(chunk.data for chunk in page.chunks), headers=headers, media_type=TEXT)
+    chunks = [one for one in page.chunks if only or one.stream != VALUES]
+    return Response(b"".join(chunk.data for chunk in chunks), headers=headers, media_type=TEXT)
 
 
 def _file(data: bytes, request: Request) -> Response:

@@ -36,7 +36,16 @@ from windlass.model.operations import (
     SaveSteps,
 )
 from windlass.model.outcome import CODES, Verdict
-from windlass.model.output import DEFAULT_OUTPUT, MOST_CHUNK, MOST_CHUNKS, MOST_OUTPUT, NewChunk, Progress, Stream
+from windlass.model.output import (
+    DEFAULT_OUTPUT,
+    MOST_CHUNK,
+    MOST_CHUNKS,
+    MOST_OUTPUT,
+    VALUES,
+    NewChunk,
+    Progress,
+    Stream,
+)
 from windlass.model.ports import Clock
 from windlass.model.worker import SandboxTier
 from windlass.worker.contexts.frames import RunOutcome, RunUpdate, StepAnswer, StepRequest
@@ -217,7 +226,7 @@ class ActiveRun:
         policy = self.job.output or DEFAULT_OUTPUT
         before, self.printed = self.printed, self.printed + len(data)
         if policy.limit is not None and self.printed > policy.limit:
-            data = data[: max(0, policy.limit - before)]
+            data = data[: _cut(stream, data, policy.limit - before)]
             if policy.over == "fail":
                 self.allowed = policy.limit
         if not data and before != self.printed:
@@ -229,9 +238,10 @@ class ActiveRun:
         self._unsent_bytes += len(data)
         while (excess := self._unsent_bytes - MOST_UNSENT) > 0:
             source, oldest = self.log.pop(0)
-            if len(oldest) > excess:  # a view, because a piece may be cut many times
-                self.log.insert(0, (source, memoryview(oldest)[excess:]))
-            self._unsent_bytes -= min(len(oldest), excess)
+            cut = _cut(source, oldest, excess, later=True)
+            if cut < len(oldest):  # a view, because a piece may be cut many times
+                self.log.insert(0, (source, memoryview(oldest)[cut:]))
+            self._unsent_bytes -= cut
 
     def take_updates(self) -> list[Alive]:
         """What it has reported since the last updates: one, or several if its output is in very many pieces."""
@@ -282,8 +292,23 @@ def _chunks(log: list[tuple[Stream, bytes | memoryview]]) -> Iterator[NewChunk]:
     """Neighbouring pieces of one stream joined, in chunks of the size that the queue takes; an empty one stays so."""
     for (stream, _), pieces in itertools.groupby(log, key=lambda one: (one[0], bool(one[1]))):
         data = b"".join(piece for _, piece in pieces)
-        for start in range(0, len(data) or 1, MOST_CHUNK):
-            yield NewChunk(stream=stream, data=data[start : start + MOST_CHUNK])
+        start = 0
+        while True:
+            if (end := _cut(stream, data, start + MOST_CHUNK)) <= start:
+                end = start + MOST_CHUNK  # no line: it was not emitted by us
+            yield NewChunk(stream=stream, data=data[start:end])
+            if (start := end) >= len(data):
+                break
+
+
+def _cut(stream: Stream, data: bytes | memoryview, at: int, *, later: bool = False) -> int:
+    """Where to cut a piece of output: here; but between values, so at the end of the line before, or of this one."""
+    at = min(max(at, 0), len(data))
+    if stream != VALUES or at in (0, len(data)):
+        return at
+    if later:
+        return bytes(data).find(b"\n", at - 1) + 1 or len(data)
+    return bytes(data).rfind(b"\n", 0, at) + 1
 
 
 class Runner(Protocol):
@@ -398,6 +423,7 @@ class RunTable:
             needed = self._slots_of.get(one.job.task, 1)
             if needed > free and (place or self.active):
                 self._kept_free = needed
+                job_log.debug("%s %s takes %d slots, %d are free: released", one.job.id, one.job.task, needed, free)
                 return claimed[:place]
             free -= needed
         return claimed

@@ -76,6 +76,9 @@ add.using(priority="high")  # type: ignore[arg-type]  # pyright: ignore[reportAr
 add.using(keep_result="maybe")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 app.task(queu="x")  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
 app.task(delay="1m")  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
+app.task(needs=3)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
+app.task(soft_timeout="50s", timeout="60s")
+app.task(soft_timeout=[1])  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
 app.task(max_retry="3")  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
 Windlass(defaults={"queu": "x"})  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
@@ -92,6 +95,9 @@ def results(job: Job[int]) -> None:
     assert_type(add.map([1, (2, 3)]), list[Job[int]])
     assert_type(pay.enqueue(1).result(), str | None)
     assert_type(app.job("x").result(), Any)
+    assert_type([*job.values(int)], list[int])
+    assert_type([*job.values()], list[Any])
+    job.values(1)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
     job.result("x", 1)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     add.map(1)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 

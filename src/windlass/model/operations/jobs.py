@@ -177,6 +177,8 @@ class GetOutput(Operation[OutputPage], frozen=True, kw_only=True):
     id: str
     after: Annotated[int, Meta(ge=0, le=2**53)] = 0
     """The number of the last chunk that is known already."""
+    stream: Stream | None = None
+    """Only what is on this stream; null = on any."""
     limit: Annotated[int, Meta(ge=1, le=MOST_CHUNKS)] = MOST_CHUNKS
 
 

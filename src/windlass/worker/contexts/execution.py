@@ -41,7 +41,7 @@ from windlass.model.names import child_id, keyed_id
 from windlass.model.new_job import NewJob
 from windlass.model.operations import LoadedStep
 from windlass.model.outcome import Verdict
-from windlass.model.output import Progress, Stream
+from windlass.model.output import VALUES, Progress, Stream
 from windlass.model.wire import encodable
 from windlass.worker.contexts import soft_timeouts
 from windlass.worker.contexts.folders import JobFolder
@@ -200,6 +200,7 @@ class Execution:
     __slots__ = (
         "_assignment",
         "_cancelled",
+        "_emitted",
         "_folder",
         "_job",
         "_offspring",
@@ -225,6 +226,7 @@ class Execution:
         self._folder: JobFolder | None = None
         self._offspring: Offspring | None = None
         self._cancelled = False
+        self._emitted = False
         self.poll: Callable[[], None] | None = None
         """Reads commands that have come, where no thread listens all the time."""
         self.wait: Callable[[], None] | None = None
@@ -352,6 +354,10 @@ class Execution:
 
     def print(self, stream: Stream, data: bytes) -> None:
         self._send(RunUpdate(self._assignment.number, printed=(stream, data)))
+
+    def emit(self, line: bytes) -> None:
+        begins, self._emitted = not self._emitted, True
+        self.print(VALUES, b"\n" + line if begins else line)
 
     @property
     def offspring(self) -> Offspring:
