@@ -31,9 +31,10 @@ class JobStore(Protocol):
 
     async def add(
         self, drafts: Sequence[data.Draft], *, wait_for_replicas: bool = False, slots: flow.FreeSlots | None = None
-    ) -> list[bool]:
+    ) -> list[data.Added]:
         """Add new jobs; for each, whether it is new. A job whose id already exists for its tenant is left unchanged.
 
+        `model.unique` decides on unique jobs; `Conflict` = it rejects one, and no job of that partition is kept.
         Raises `StaleRules` if limit keys were made under other rules than those in force. `wait_for_replicas`: answer
         when enough replicas have them, if the store is set up so, or raise `NotReplicated`; they are kept then, too.
         `slots`: raise `NoFreeSlot`, and keep none, unless a slot is free for each that is new.

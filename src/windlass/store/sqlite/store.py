@@ -18,6 +18,7 @@ from windlass.model.output import Chunk
 from windlass.model.ports import Clock
 from windlass.model.worker import NewWorker, Worker, WorkerUsage
 from windlass.store.data import (
+    Added,
     ClaimRequest,
     CompletedParent,
     Counts,
@@ -78,7 +79,7 @@ class SqliteJobs:
 
     async def add(
         self, drafts: Sequence[Draft], *, wait_for_replicas: bool = False, slots: FreeSlots | None = None
-    ) -> list[bool]:
+    ) -> list[Added]:
         del wait_for_replicas  # a file has none
         if not drafts:
             return []
