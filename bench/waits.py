@@ -6,7 +6,8 @@ hundreds, of whom some never read. What is compared is seconds apart in one run,
 speed favours no side; a figure is the median of the rounds.
 
 Workers: real ones on a file and on Redis. How long they take to stop, to cancel a job, to start one that is scheduled,
-one that is short behind long ones, and those of a worker that was killed; and waits against their first estimates.
+one that is short behind long ones, those of a worker that was killed, and one after a failover of Redis; and waits
+against their first estimates.
 
 A bar that is missed is reported. Only a wrong outcome (a job that is lost, run twice or not stopped) fails the run.
 The default takes about a minute: for figures to compare, say `--rounds 5 --seconds 4`.
@@ -28,10 +29,13 @@ from typing import Any
 from bench.table import Table
 from tests.server.test_live_load import follow_in_a_crowd
 from tests.support.http_servers import process
+from tests.support.patience import PATIENCE
 from tests.support.relays import Crowd
+from tests.support.sentinels import watched_group
 from tests.support.servers import Server
 from tests.support.worker_harness import TASKS, WorkerHarness
 from windlass.model import wire
+from windlass.model.errors import Unavailable
 from windlass.model.job import State
 from windlass.model.operations import ChangeQueue
 from windlass.model.queue import QueueChange, Tier
@@ -88,6 +92,8 @@ async def followers(folder: Path, rounds: int, seconds: float, number: int) -> d
 LEASE = 5.0
 """Seconds: what a worker that was killed keeps its jobs for."""
 
+FAILOVER = "a worker runs jobs after a failover"
+
 LIMITS = {
     "stop an idle worker": 1.0,
     "stop a worker with running jobs": 1.0,
@@ -98,6 +104,7 @@ LIMITS = {
     "a fast job starts behind slow ones": 1.0,
     "first estimate exceeded by": 1.0,
     "jobs of a killed worker run again": 10.0,
+    FAILOVER: 10.0,
 }
 """Seconds, at most. The first estimate is that of a job that waits behind others of its tier."""
 
@@ -108,7 +115,7 @@ class Wrong(Exception):
 
 def workers(harness: WorkerHarness, rounds: int) -> dict[str, list[float]]:
     """Seconds of each wait, in each round."""
-    found: dict[str, list[float]] = {what: [] for what in LIMITS}
+    found: dict[str, list[float]] = {what: [] for what in LIMITS if what != FAILOVER}
     for _ in range(rounds):
         _stop(harness, found)
         with _worker(harness, "-c", "8", "--contexts", "2"):
@@ -206,6 +213,27 @@ def _kill(harness: WorkerHarness, found: dict[str, list[float]]) -> None:
             _expect(harness.ended(job).state is State.CANCELLED, "a job that was cancelled goes on")
 
 
+def failover(folder: Path) -> float:
+    """Seconds from the moment that a sentinel names another master until a job has been enqueued and run there."""
+    (folder / "shop").mkdir(parents=True)
+    with watched_group(folder) as group:
+        harness = WorkerHarness(folder / "shop", group.url, "bench", TASKS.read_text())
+        try:
+            with _worker(harness):
+                harness.ended(harness.tasks.add.enqueue(1, 1))
+                group.kill()
+                group.await_switch()
+                began = time.monotonic()
+                while True:
+                    try:
+                        _expect(harness.ended(harness.tasks.add.enqueue(1, 1)).attempt == 1, "a job did not run once")
+                        return time.monotonic() - began
+                    except Unavailable:
+                        _expect(time.monotonic() - began < PATIENCE, "no job is accepted after a failover")
+        finally:
+            harness.close()
+
+
 def _napping(harness: WorkerHarness, tasks: list[Any]) -> list[Any]:
     """Jobs that run, and would for a minute."""
     known = len(harness.notes("start"))
@@ -242,6 +270,12 @@ def measure_workers(rounds: int) -> list[str]:
                     wrong.append(f"{kind}: {fault}")
                 finally:
                     harness.close()
+    with tempfile.TemporaryDirectory(prefix="windlass-bench-") as name:
+        try:
+            waits = [failover(Path(name) / str(turn)) for turn in range(rounds)]
+            table[FAILOVER] = {"redis": statistics.median(waits)}
+        except Wrong as fault:
+            wrong.append(f"failover: {fault}")
     print(f"\n| seconds; rounds: {rounds} | bar | file | redis | |\n|---|---:|---:|---:|---|")
     for what, bar in LIMITS.items():
         seen = table.get(what, {})

@@ -444,7 +444,7 @@ class Task(Generic[P, R, C]):
     def _enqueue(self, fresh: str, payload: bytes, *, again: bool = False) -> "Job[R]":
         new = self._new(payload, fresh)
         answer = self.app.link.ask(self._operation([new]))
-        return self._handle(new, created=bool(answer.created), again=again)
+        return self._handle(new, answer.ids[0], created=bool(answer.created), again=again)
 
     delay = enqueue
 
@@ -452,7 +452,7 @@ class Task(Generic[P, R, C]):
         """The same in asynchronous code. Calls made at once share a round trip."""
         new = self.new_job(args, kwargs)
         answer, again = await self._aask(self._operation([new]))
-        return self._handle(new, created=bool(answer.created), again=again)
+        return self._handle(new, answer.ids[0], created=bool(answer.created), again=again)
 
     def enqueue_in(self, connection: Any, /, *args: P.args, **kwargs: P.kwargs) -> "Job[R]":
         """Queue a call with a transaction of your own database: if it commits, and not at all if it is rolled back.
@@ -460,24 +460,35 @@ class Task(Generic[P, R, C]):
         `connection`: of a driver, of Django, or a connection or session of SQLAlchemy. The job waits in the table
         `windlass_outbox` until a worker or server with the setting `outbox`, or `app.relay`, sends it to the queue.
         """
-        new = self.new_job(args, kwargs)
+        new = self._later(args, kwargs)
         outbox.execute(connection, outbox.put(self.app.tenant, new, self.app.settings.most_payload))
-        return self._handle(new, created=False, again=True)
+        return self._sent_later(new)
 
     async def aenqueue_in(self, connection: Any, /, *args: P.args, **kwargs: P.kwargs) -> "Job[R]":
         """The same in asynchronous code, with an asynchronous connection or session."""
-        new = self.new_job(args, kwargs)
+        new = self._later(args, kwargs)
         await outbox.aexecute(connection, outbox.put(self.app.tenant, new, self.app.settings.most_payload))
-        return self._handle(new, created=False, again=True)
+        return self._sent_later(new)
 
     def enqueue_on_commit(self, connection: Any, /, *args: P.args, **kwargs: P.kwargs) -> "Job[R]":
         """Queue a call as soon as a transaction of Django, or a session of SQLAlchemy, has committed.
 
         It needs no table, but a process that dies between the commit and the call loses the job.
         """
-        new = self.new_job(args, kwargs)
+        new = self._later(args, kwargs)
         outbox.after_commit(connection, lambda: self.app.link.ask(self._operation([new])))
-        return self._handle(new, created=False, again=True)
+        return self._sent_later(new)
+
+    def _later(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NewJob:
+        if self.template.unique is not None:
+            raise Invalid(
+                "only the queue can say whether a unique job is taken: call enqueue after the commit", at="unique"
+            )
+        return self.new_job(args, kwargs)
+
+    def _sent_later(self, new: NewJob) -> "Job[R]":
+        id = new.id or keyed_id(self.app.tenant, new.queue, new.key or "")
+        return self._handle(new, id, created=False, again=True)
 
     async def _aask(self, operation: EnqueueMany) -> tuple[Enqueued, bool]:
         """The answer, and whether it was asked twice: a connection that rested may be stale."""
@@ -569,18 +580,18 @@ class Task(Generic[P, R, C]):
         id = template.id if template.id is not None or template.key is not None else fresh
         return msgspec.structs.replace(template, id=id, payload=Raw(payload))
 
-    def _handle(self, new: NewJob, *, created: bool, again: bool = False) -> "Job[R]":
-        """`again`: it was sent a second time, so it may have been made by the first."""
+    def _handle(self, new: NewJob, id: str, *, created: bool, again: bool = False) -> "Job[R]":
+        """`id`: of the job that there is. `again`: it was sent a second time, so it may have been made by the first."""
         if self.template.id is None and self.template.key is None:
-            return Job(new.id or "", self.app, self.plan, created=True)
-        id = new.id or keyed_id(self.app.tenant, new.queue, new.key or "")
+            return Job(id, self.app, self.plan, created=id == new.id)  # no other call has sent this id
         return Job(id, self.app, self.plan, created=created or (None if again else False))
 
     def _handles(self, news: list[NewJob], answers: list[Enqueued], *, again: bool = False) -> "list[Job[R]]":
         there = {id for answer in answers for id in answer.existing}
+        ids = [id for answer in answers for id in answer.ids]
         handles = []
-        for new in news:
-            handle = self._handle(new, created=True)
+        for new, id in zip(news, ids, strict=True):
+            handle = self._handle(new, id, created=True)
             if handle.id in there:
                 handle.created = None if again else False
             elif self.template.id is not None or self.template.key is not None:

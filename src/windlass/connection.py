@@ -121,7 +121,7 @@ class AppConnection:
 
     async def aask(self, operation: Operation[A]) -> A:
         """Ask from an event loop. A lone new job is sent together with others that are queued there just now."""
-        if not isinstance(operation, EnqueueMany) or len(operation.jobs) != 1 or not operation.exact:
+        if not isinstance(operation, EnqueueMany) or not _may_go_with_others(operation):
             return await self._send(operation)
         batchers = self._in_this_process().batchers.setdefault(asyncio.get_running_loop(), {})
         batcher = batchers.get(operation.tenant) or batchers.setdefault(
@@ -283,6 +283,11 @@ class AppConnection:
     def _quickly_opened(self) -> Engine | None:
         store = None if self._journal else run_sync(open_blocking_store(self._address, self._settings))
         return None if store is None else Engine(store, SystemRandomness(), self._settings, user=local_user())
+
+
+def _may_go_with_others(operation: EnqueueMany) -> bool:
+    """Whether lone jobs of several callers can be one operation: a unique one may be refused by itself."""
+    return len(operation.jobs) == 1 and operation.exact and operation.jobs[0].unique is None
 
 
 def _needs_no_loop(operation: Operation[Any]) -> bool:

@@ -269,9 +269,13 @@ class Plan:
         else:
             payload = plan.pack_rest(call.args, call.kwargs)
         new = task.with_payload(payload)
+        if new.unique is not None:  # it might join another job, whose id is not known here
+            raise Invalid(f"{task.name} is unique: in a workflow use {task.name}.using(unique=None)", at="unique")
         if before is not None and before.ids:
             passed = None if call.immutable or before.empty else before.with_results
             new = _waiting(new, before.ids, passed)
+        if new.unique is not None:
+            raise Invalid(f"{new.task} is unique, and a workflow knows its jobs by their own ids", at="unique")
         if self.app not in (None, task.app):
             raise Invalid("all tasks of a workflow must be of one app", at="workflow")
         self.app = task.app

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from msgspec import Raw
+from msgspec.structs import replace
 
 from tests.journal.test_commands import windlass
 from tests.support.drained_journals import (
@@ -41,11 +42,11 @@ from windlass.engine.journal.batch import MOST_IN_RECORD, Entry, decode, encode,
 from windlass.engine.journal.journal import PAGE
 from windlass.engine.journal.text import Line, read_text
 from windlass.engine.new_jobs import drafts_in, make_batch
-from windlass.model.errors import Unavailable
+from windlass.model.errors import Conflict, Unavailable
 from windlass.model.job import TEXT, Reason, State
 from windlass.model.names import JobKey, check_id, check_mark, ids_like, key_of, marked, text_id, text_ids, texts_like
-from windlass.model.new_job import NewJob
-from windlass.model.operations import Count, EnqueueLines, EnqueueMany, List, Show
+from windlass.model.new_job import JobOptions, NewJob
+from windlass.model.operations import Count, Enqueue, EnqueueLines, EnqueueMany, List, Show
 from windlass.store import encoding
 from windlass.store.data import Draft, DrainRequest
 from windlass.store.redis.scrub import scrub
@@ -227,6 +228,30 @@ async def test_lines_that_are_only_in_the_journal_are_shown_and_drained_in_order
         first = await service(List(limit=1000))
         second = await service(List(limit=1000, after=first.next))
         assert [job.id for job in (*first.jobs, *second.jobs)] == accepted.ids[:2000]
+
+
+async def test_unique_jobs_go_to_the_store_at_once_and_need_it(start_server: StartServer, tmp_path: Path) -> None:
+    server = start_server("redis", fsync="always")
+    one = NewJob(task="work", unique="pending")
+    async with journaled_at(server.url, tmp_path) as service:
+        first = await service(Enqueue(job=one))
+        assert (first.created, first.reason) == (True, None)
+        again = await service(Enqueue(job=one))
+        assert (again.created, again.id) == (False, first.id)
+        with pytest.raises(Conflict, match=first.id):
+            await service(Enqueue(job=replace(one, on_duplicate="reject")))
+        options = JobOptions(unique="pending", on_duplicate="replace")
+        lines = await service(EnqueueLines(task="work", text="a\nb\na", options=options))
+        assert (lines.created, lines.ids[0] == lines.ids[2]) == (2, True)
+        server.kill()
+        await down(service)
+        with pytest.raises(Unavailable, match="only the store can say whether a yielding or unique job is taken"):
+            await service(EnqueueMany(jobs=[NewJob(task="work"), one]))
+        assert (await service(Enqueue(job=NewJob(task="work")))).reason is Reason.ACCEPTED
+        server.start()
+        await up(service)
+        assert (await service(Enqueue(job=one))).id == first.id
+        assert (await service(Count())).count == 4
 
 
 async def test_a_batch_that_this_program_cannot_read_is_put_aside_and_the_rest_goes_on(

@@ -16,7 +16,7 @@ from windlass.model.match import Match
 from windlass.model.operations import Count, List, PutQuota
 from windlass.model.quota import Quota
 from windlass.server.filters import QuotaFilter
-from windlass.store.data import Draft
+from windlass.store.data import Added, Draft
 from windlass.system import SystemClock
 
 NDJSON = "application/x-ndjson"
@@ -52,7 +52,7 @@ def failing(
     store, calls = engine.context.store, 0
     add = store.jobs.add
 
-    async def refusing(drafts: Sequence[Draft], **options: Any) -> list[bool]:
+    async def refusing(drafts: Sequence[Draft], **options: Any) -> list[Added]:
         nonlocal calls
         calls += 1
         if calls != at:

@@ -5,6 +5,7 @@ answer is compared with what this one answers. It is no store for use, and nothi
 """
 
 import asyncio
+import dataclasses
 import itertools
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections import Counter, deque
@@ -19,7 +20,7 @@ from msgspec.structs import replace
 
 from tests.store.model_flow import Bounds, Lane, lane_of, rank, waiting
 from windlass.model.audit import MOST_LINES_KEPT
-from windlass.model.errors import Invalid
+from windlass.model.errors import Conflict, Invalid
 from windlass.model.handler import NO_HANDLER, HandlerRun
 from windlass.model.job import FINISHED, PENDING, Job, Reason, State
 from windlass.model.lifecycle import GONE, STOP_ORDERS, Move, Step, enter
@@ -28,6 +29,7 @@ from windlass.model.new_job import NewJob, Terms
 from windlass.model.outcome import Verdict
 from windlass.model.output import MOST_INPUT, MOST_KEPT, MOST_MESSAGES, MOST_OUTPUT, Chunk, Message, NewChunk
 from windlass.model.ports import Clock
+from windlass.model.unique import duplicate_refused, settle
 from windlass.model.worker import NewWorker, Worker, WorkerUsage
 from windlass.store.data import (
     ANYTHING,
@@ -35,12 +37,14 @@ from windlass.store.data import (
     ORDER_STEPS,
     SEEN_EVERY,
     WOKEN,
+    Added,
     ClaimRequest,
     CompletedParent,
     Counts,
     Dependency,
     Draft,
     DueJob,
+    Duplicate,
     Heartbeat,
     HeartbeatReply,
     JobCount,
@@ -209,6 +213,8 @@ class ModelJobs:
         self._arrivals = itertools.count(1)
         self._sequels: dict[JobKey, Sequels] = {}
         self._completed: dict[JobKey, tuple[int, State | None]] = {}
+        self._identities: dict[bytes, JobKey] = {}
+        """The last job that was added under each."""
         self._marks = itertools.count(1)
         self.bounds = Bounds()
         self._outcomes: Counter[tuple[str, str, str, Verdict]] = Counter()
@@ -218,16 +224,51 @@ class ModelJobs:
 
     async def add(
         self, drafts: Sequence[Draft], *, wait_for_replicas: bool = False, slots: FreeSlots | None = None
-    ) -> list[bool]:
+    ) -> list[Added]:
         del wait_for_replicas  # there are none
         if slots is not None and not self._admits(drafts, slots):
             raise NoFreeSlot
         now = self.clock.now()
         if any(draft.group_epoch != self.bounds.rules.group_epoch for draft in drafts):
             raise StaleRules
-        new = [self._add(draft, now) for draft in drafts]
+        sequels = {key: dataclasses.replace(one, children={*one.children}) for key, one in self._sequels.items()}
+        before = self._jobs.copy(), sequels, self._identities.copy()
+        try:
+            new = [self._settle(draft, now) for draft in drafts]
+        except Conflict:  # of a whole partition; no walk sends a batch to several with a job that may be rejected
+            self._jobs, self._sequels, self._identities = before
+            raise
         self.settle()
         return new
+
+    def _settle(self, draft: Draft, now: datetime) -> Added:
+        """Add a job, unless it is unique and there is another one."""
+        if key_of(draft) in self._jobs:
+            return False
+        if not draft.identity:
+            return self._add(draft, now)
+        other = self._jobs.get(self._identities.get(draft.identity, key_of(draft)))
+        how = settle(draft.new, other.job.state, now - other.job.created_at, follows=draft.follows) if other else "add"
+        if other is None or how == "add":
+            self._identities[draft.identity] = key_of(draft)
+            return self._add(draft, now)
+        if how == "reject":
+            raise duplicate_refused(draft.new, other.job.id, other.job.state)
+        if how == "replace":
+            self._make_way(other)
+            self._add(replace(draft, id=other.job.id), now)
+            if self._sequels.get(key_of(other.job), Sequels()).children:
+                self._jobs[key_of(other.job)].followed = True
+        return Duplicate(other.job.id, replaced=how == "replace")
+
+    def _make_way(self, entry: Entry) -> None:
+        """A job is replaced; those that wait for it go on to wait."""
+        key = key_of(entry.job)
+        del self._jobs[key]
+        if (sequels := self._sequels.get(key)) is not None:
+            sequels.result = None
+            if key not in self._completed:
+                sequels.then = None
 
     def _admits(self, drafts: Sequence[Draft], slots: FreeSlots) -> bool:
         fresh, where = {key_of(draft) for draft in drafts} - self._jobs.keys(), slots.where
@@ -512,15 +553,15 @@ class ModelJobs:
     async def tenants_with(self, ids: Sequence[str]) -> list[list[str]]:
         return [sorted(key.tenant for key in self._jobs if key.id == id) for id in ids]
 
-    async def results(self, keys: Sequence[JobKey]) -> list[StoredResult | None]:
-        return [self._result(key) for key in keys]
+    async def results(self, keys: Sequence[JobKey], *, spend: bool = True) -> list[StoredResult | None]:
+        return [self._result(key, spend) for key in keys]
 
-    def _result(self, key: JobKey) -> StoredResult | None:
+    def _result(self, key: JobKey, spend: bool) -> StoredResult | None:
         entry = self._jobs.get(key)
         if entry is None or (entry.drop_result_at is not None and entry.drop_result_at <= self.clock.now()):
             return None
         kept = entry.result
-        if entry.job.keep_result == "once":
+        if entry.job.keep_result == "once" and spend:
             self._spend(entry)
         return kept
 
@@ -639,6 +680,7 @@ class ModelJobs:
     def _vanish(self, entry: Entry) -> None:
         key = key_of(entry.job)
         del self._jobs[key]
+        self._identities = {identity: last for identity, last in self._identities.items() if last != key}
         self._forget_spent(key)
         if entry.followed and key not in self._completed:
             self._sequels.pop(key, None)

@@ -41,7 +41,7 @@ async def test_the_same_batch_sent_to_both_at_once_is_added_once(
     async with open_store(kind, address, world.clock, prefix) as other:
         batch = [world.draft(queue=f"q{n % 3}") for n in range(60)]
         answers = await asyncio.gather(*(store.jobs.add(batch) for store in (world.store, other) * 3))
-        assert sum(added for answer in answers for added in answer) == 60
+        assert sum(bool(added) for answer in answers for added in answer) == 60
         assert len(await world.jobs()) == 60
 
 

@@ -11,7 +11,7 @@ from tests.support.stores import EACH_CODE, World
 from windlass.model.job import Reason, State
 from windlass.model.lifecycle import Move, cancel, halt, shrink
 from windlass.model.names import JobKey, key_of
-from windlass.store.data import Draft, Record
+from windlass.store.data import Added, Draft, Record
 from windlass.store.flow import FreeSlots, NoFreeSlot, Room, RoomNeed, TierSlots
 
 pytestmark = pytest.mark.parametrize("kind", EACH_CODE, indirect=True)
@@ -21,12 +21,12 @@ def slots(number: int) -> TierSlots:
     return TierSlots("default", "default", {"w1": number})
 
 
-async def admit(world: World, number: int, *, free: int, ahead: int = 0) -> list[bool] | None:
+async def admit(world: World, number: int, *, free: int, ahead: int = 0) -> list[Added] | None:
     """Null = they are denied."""
     return await admit_these(world, *(world.draft(group="!") for _ in range(number)), free=free, ahead=ahead)
 
 
-async def admit_these(world: World, *drafts: Draft, free: int, ahead: int = 0) -> list[bool] | None:
+async def admit_these(world: World, *drafts: Draft, free: int, ahead: int = 0) -> list[Added] | None:
     try:
         return await world.store.jobs.add(drafts, slots=FreeSlots(slots(free), ahead))
     except NoFreeSlot:

@@ -119,6 +119,15 @@ def seldom(*values: Any) -> st.SearchStrategy[Any]:
     return some_of((*[None] * 2 * len(values), *values))
 
 
+UNIQUE = st.fixed_dictionaries(
+    {
+        "unique": some_of(("pending", "queued", 1.0, 10.0)),
+        "unique_key": some_of((None, "u", "u", "u")),
+        "on_duplicate": some_of(("join", "replace", "reject")),
+    }
+)
+"""How a job is unique."""
+
 TERMS = st.fixed_dictionaries(
     {
         "task": some_of(TASKS),
@@ -127,6 +136,7 @@ TERMS = st.fixed_dictionaries(
         "delay": seldom(0.0, 0.5, 1.0, 30.0),
         "expires": seldom(0.0, 10.0, 100.0),
         "owner_timeout": seldom(1.0, 10.0, 60.0),
+        "sole": st.none() | st.none() | UNIQUE,
     },
     optional={
         "priority": some_of((-(2**31), -1, 1, 2**31 - 1)),
@@ -137,6 +147,7 @@ TERMS = st.fixed_dictionaries(
         "keep_result_for": some_of((0.0, 1.0, 9.0, 10.0)),
         "keep_success": some_of((None, 0.0, 10.0)),
         "keep_failure": some_of((None, 0.0, 10.0)),
+        "on_failure": some_of(TASKS),
         "tags": some_of((["t"], ["t", "u"])),
         "headers": st.just({"trace": "1"}),
         "isolate": st.just(True),
@@ -146,6 +157,8 @@ TERMS = st.fixed_dictionaries(
                 NewJob(task="x"),
                 NewJob(task="x.y", queue="a", payload=Raw(b"\x01"), keep_success=0.0),
                 NewJob(task="x", queue="a.b", delay=1.0, then=NewJob(task="x.y", key="k2")),
+                NewJob(task="x", queue="a", unique="pending", unique_key="u", on_duplicate="reject"),
+                NewJob(task="x", unique="pending", unique_key="u", on_duplicate="replace"),
             )
         ),
         "files": some_of(({"a.txt": b"a"}, {"ü": b"", "b": b"\x00\xff"})),
@@ -293,7 +306,12 @@ class Walk(RuleBasedStateMachine):
 
     def named(self, tenant: str, terms: dict[str, Any], name: str | bytes | int | None) -> NewJob:
         payload = Raw(wire.encode(terms["payload"]))
-        new = NewJob(**terms | {"payload": payload})
+        new = NewJob(**{name: value for name, value in terms.items() if name != "sole"} | {"payload": payload})
+        if terms["sole"]:
+            queue = {"a.b": "a", "a-b": "default"}.get(new.queue, new.queue)
+            new = replace(new, task="x", queue=queue, keep_success=20.0, **terms["sole"])
+        if new.keep_failure == 0:
+            new = replace(new, on_failure=None)  # there would be no record to pass on
         if isinstance(name, bytes):
             return replace(new, id=fresh_id(name, new.queue))
         if isinstance(name, int):
@@ -335,7 +353,8 @@ class Walk(RuleBasedStateMachine):
         name = new.id or new.key
         if due is not None:
             new = replace(new, delay=None, run_at=self.clock.now() + timedelta(seconds=due))
-        job, again = self.send(Enqueue(tenant=tenant, job=new), lost=lost and name is not None)
+        repeatable = name is not None and new.on_duplicate != "replace"  # each time it is sent it arrives again
+        job, again = self.send(Enqueue(tenant=tenant, job=new), lost=lost and repeatable)
         assert again is None or plain(_as_new(again)) == plain(_as_new(job))
         return multiple() if isinstance(job, WindlassError) else multiple(job.id)
 
@@ -345,12 +364,15 @@ class Walk(RuleBasedStateMachine):
 
     def enqueue_many(self, tenant: str, batch: list[tuple[dict[str, Any], Any]], lost: bool) -> Any:
         named = all(name is not None for _, name in batch)
-        news = [self.named(tenant, terms, name) for terms, name in batch]
-        first, again = self.send(EnqueueMany(tenant=tenant, jobs=news), lost=lost and named)
+        news = [never_rejected(self.named(tenant, terms, name)) for terms, name in batch]
+        repeatable = named and all(new.on_duplicate != "replace" for new in news)
+        first, again = self.send(EnqueueMany(tenant=tenant, jobs=news), lost=lost and repeatable)
         assert not isinstance(first, WindlassError)
         if again is not None:
             assert not isinstance(again, WindlassError)
-            assert (again.ids, again.created) == (first.ids, 0)
+            assert again.created == 0
+            # One that was joined to an older job is now joined to the one that the batch has added since.
+            assert again.ids == first.ids or any(new.unique is not None for new in news)
         return multiple(*first.ids)
 
     @rule(id=jobs, tenant=ASKING, size=some_of((0, 1, MOST_MESSAGE)))
@@ -636,6 +658,13 @@ class Walk(RuleBasedStateMachine):
 
 def flow(engine: Engine) -> FlowStore:
     return engine.context.store.flow
+
+
+def never_rejected(new: NewJob) -> NewJob:
+    """The same for a batch, which may go to several partitions: a rejection is of one of them."""
+    if new.on_duplicate == "replace":
+        return replace(new, unique="queued")
+    return replace(new, on_duplicate="join")
 
 
 def said(held: Hold, lie: str | None) -> str:

@@ -74,7 +74,7 @@ async def co_held(ns: list[int]) -> list[int]:
     return ns
 
 
-@app.task(batch=3, within="0.5s", timeout="4s", max_retry=0)
+@app.task(batch=3, within="2s", timeout="4s", max_retry=0)
 def slow(ns: list[int]) -> None:
     note("batch", *ns)
     time.sleep(600)

@@ -25,6 +25,7 @@ from windlass.model.lifecycle import Move
 from windlass.model.names import DEFAULT_TENANT, EVERY_TENANT, JobKey, fresh_id
 from windlass.model.new_job import NewJob
 from windlass.model.output import Chunk
+from windlass.model.unique import identity_of
 from windlass.model.worker import Worker
 from windlass.store.data import (
     ClaimRequest,
@@ -218,7 +219,8 @@ class World:
         **terms: Any,
     ) -> Draft:
         new = NewJob(task=task, queue=queue, payload=Raw(payload), **terms)
-        return Draft(tenant, id or fresh_id(self.chance.uuid7(), queue), new, group, self.group_epoch)
+        identity = b"" if new.unique is None else identity_of(tenant, new)
+        return Draft(tenant, id or fresh_id(self.chance.uuid7(), queue), new, group, self.group_epoch, identity)
 
     async def add(self, task: str = "work", **terms: Any) -> str:
         draft = self.draft(task, **terms)

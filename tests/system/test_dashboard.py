@@ -1,8 +1,13 @@
 """The dashboard in a real browser, over a real server on both stores."""
 
-from playwright.sync_api import expect
+from pathlib import Path
 
-from tests.support.dashboards import Dashboard, on_one_store
+import pytest
+from playwright.sync_api import Browser, expect
+
+from tests.support.dashboards import FLAGS_OF_SERVER, Dashboard, on_one_store
+from tests.support.http_servers import process
+from tests.support.servers import Server
 
 PAGES = ("", "jobs", "failures", "queues", "workers", "schedules", "limits", "handlers", "audit", "tokens")
 HOSTILE = "<img src=x onerror=alert(1)>\"'`${1}</script>\u202e"
@@ -185,3 +190,24 @@ def test_editing_a_queue_keeps_what_the_form_does_not_change(dashboard: Dashboar
     expect(page.get_by_text("saved")).to_be_visible()
     found = dashboard.ask("GET", "/queues/slow")
     assert {name: found[name] for name in whole} == {**whole, "timeout": 120.0}
+
+
+@pytest.mark.long
+def test_the_overview_says_that_the_store_does_not_answer_and_goes_on(tmp_path: Path, chromium: Browser) -> None:
+    (tmp_path / "redis").mkdir()
+    with (
+        Server("redis", tmp_path / "redis") as store,
+        process(tmp_path, *FLAGS_OF_SERVER, store=store.url) as server,
+    ):
+        dashboard = Dashboard(server, chromium, "shop")
+        dashboard.queued(queue="before")
+        page = dashboard.page()
+        expect(page.get_by_role("link", name="before").first).to_be_visible()
+        store.kill()
+        expect(page.get_by_role("status").filter(has_text="Store:")).to_be_visible()
+        store.restart()
+        dashboard.queued(queue="later")
+        expect(page.get_by_role("link", name="later").first).to_be_visible()
+        expect(page.get_by_role("status").filter(has_text="Store:")).to_have_count(0)
+        page.context.close()
+        dashboard.close()

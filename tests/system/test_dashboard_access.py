@@ -203,3 +203,34 @@ def test_a_session_that_has_ended_asks_to_sign_in_again(dashboard: Dashboard) ->
     page.get_by_role("button", name="Sign in").click()
     expect(page.get_by_role("navigation")).to_be_visible()
     dashboard.faults[:] = [one for one in dashboard.faults if "401" not in one]
+
+
+SHIFTS = """
+window.shifts = 0;
+new PerformanceObserver((list) => {
+    for (const one of list.getEntries()) if (!one.hadRecentInput) window.shifts += one.value;
+}).observe({ type: "layout-shift" });
+"""
+
+
+@on_one_store
+def test_pages_that_follow_what_happens_stand_still(dashboard: Dashboard) -> None:
+    """Figures change, nothing moves."""
+    run = dashboard.running("payments", "charge")
+    for _ in range(2):
+        dashboard.queued(queue="payments")
+    dashboard.ask("POST", f"/workers/{run[0]}/renew?memory={2**20}&cpu=0.01", [])
+    page = dashboard.page()
+    for path, text in (("", "Queued 9"), ("queues", "9"), ("workers", "")):
+        settled(page, path)
+        page.evaluate(SHIFTS)
+        if path == "":
+            for _ in range(7):
+                dashboard.queued(queue="payments")
+            expect(page.get_by_role("link", name=text)).to_be_visible()
+        elif path == "queues":
+            expect(page.get_by_role("link", name=text, exact=True)).to_be_visible()
+        else:
+            dashboard.ask("POST", f"/workers/{run[0]}/renew?memory={300 * 2**20}&cpu=0.25", [])
+            expect(page.get_by_role("cell", name="300.0 MiB")).to_be_visible()
+        assert page.evaluate("window.shifts") < 0.01, path

@@ -77,14 +77,15 @@ def test_a_job_that_needs_two_slots_is_not_overtaken_by_those_that_need_one(harn
     light, heavy = harness.app.tasks["light"], harness.app.tasks["heavy"]
     for word in ("a", "b"):
         light.enqueue(word)
-    harness.start("-c", "2")
+    worker = harness.start("-c", "2", "-v")
     harness.noted("start", 2)
     waiting = heavy.enqueue("c")
     later = [light.enqueue(word) for word in ("d", "e")]
     let_go(harness, "a")
     harness.noted("end", 1)
-    # It was claimed for the free slot, given back, and has its place as before.
-    until(lambda: waiting.refresh().state == "queued")
+    worker.hear(f"{waiting.id} heavy takes 2 slots, 1 are free: released")
+    until(lambda: waiting.state == "queued")
+    assert sorted(harness.notes("start")) == ["a", "b"]
     let_go(harness, "b")
     assert harness.noted("start", 3)[2] == "c"
     let_go(harness)

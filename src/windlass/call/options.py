@@ -12,7 +12,7 @@ import msgspec
 from windlass.call.arguments import CallSignature
 from windlass.model.duration import seconds
 from windlass.model.errors import Invalid
-from windlass.model.new_job import AfterFailure, KeepResult, NewJob, OnLost, WithResults
+from windlass.model.new_job import AfterFailure, KeepResult, NewJob, OnDuplicate, OnLost, WithResults
 from windlass.model.output import OutputPolicy
 from windlass.model.retry import PRESETS, RetryPolicy
 from windlass.model.stdin import Stdin
@@ -27,6 +27,12 @@ class TaskOptions(TypedDict, total=False):
 
     queue: str
     """The named line it waits in."""
+    unique: Literal["pending", "queued"] | Duration | None
+    """For how long there is one such job: while it waits or runs, while it waits, or for a time after it was queued."""
+    unique_key: str | None
+    """What makes a job of the task the same one; None = its arguments."""
+    on_duplicate: OnDuplicate
+    """What becomes of a second one: it is the first ("join"), renews it ("replace"), or is refused ("reject")."""
     priority: int
     """Lower goes first."""
     tags: list[str]
@@ -181,7 +187,12 @@ def _policy(given: Any) -> Any:
         raise invalid(fault, at="retry", kind=RetryPolicy) from None
 
 
+def _unique(given: Any) -> Any:
+    return given if given in (None, "pending", "queued") else duration_of(given, at="unique")
+
+
 CONVERTED: dict[str, Callable[[Any], Any]] = {
+    "unique": _unique,
     "after": _ids,
     "then": _following,
     "on_failure": _failure_task,

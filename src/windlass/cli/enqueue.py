@@ -14,7 +14,7 @@ from windlass.engine.records import WithTaskOptions
 from windlass.model.handler import HandlerEntry, Language
 from windlass.model.job import FINISHED
 from windlass.model.names import EVERY_TENANT
-from windlass.model.new_job import AfterFailure, NewJob, OnLost, WithResults
+from windlass.model.new_job import AfterFailure, NewJob, OnDuplicate, OnLost, Unique, WithResults
 from windlass.model.operations import Accepted, Enqueue, Handlers, QueueStats, Service, Workers
 from windlass.model.output import OutputPolicy
 from windlass.model.worker import Worker, unmet
@@ -29,6 +29,14 @@ def _tier(text: str, at: str) -> str | float:
     return seconds(text, at) if text[:1].isdecimal() else text
 
 
+def _unique(text: str, at: str) -> Unique:
+    match text:
+        case "pending" | "queued":
+            return text
+        case _:
+            return seconds(text, at)
+
+
 @Parameter(name="*", group=JOB_OPTIONS)
 @dataclass(frozen=True, kw_only=True)
 class EnqueueOptions:
@@ -37,7 +45,15 @@ class EnqueueOptions:
     queue: Annotated[str | None, option("NAME", "The queue (that of its task, or `default`).", "--queue", "-q")] = None
     priority: Annotated[int | None, option("N", "Lower goes first (0).")] = None
     delay: Annotated[float | None, option("TIME", "Start it after this time: 90, 10m, '2h 30m'.", read=seconds)] = None
-    key: Annotated[str | None, option("KEY", "A unique key: enqueued again, it is the same job.")] = None
+    key: Annotated[str | None, option("KEY", "A key of your own: enqueued again, it is the same job.")] = None
+    unique: Annotated[
+        Unique | None,
+        option("WHILE", "Only if there is none like it: pending, queued, or a time.", read=_unique),
+    ] = None
+    unique_key: Annotated[str | None, option("KEY", "What makes a job of the task the same (its payload).")] = None
+    on_duplicate: Annotated[
+        OnDuplicate | None, option("HOW", "If there is one like it: join (it is that one), replace, or reject (join).")
+    ] = None
     tags: Annotated[list[str] | None, option("TAG", "A tag to find it by; repeat for several.", "--tag")] = None
     after: Annotated[
         list[str] | None, option("ID", "Start it when this job has succeeded; repeat to wait for several.")
@@ -188,4 +204,6 @@ def _existing(job: Accepted) -> str:
     if job.finished_at is None:
         return job.state
     ended = f"{job.state} {console.ago(job.finished_at, SystemClock().now())}"
+    if job.key is None and job.unique is not None:
+        return ended
     return f"{ended}; its key is taken until its record is deleted: `windlass jobs rm {job.id}`"

@@ -31,16 +31,19 @@ from windlass.model.token import Locked
 from windlass.model.wire import MOST_PAYLOAD, MOST_RESULT
 from windlass.model.worker import NewWorker, Worker, WorkerUsage
 from windlass.store.data import (
+    Added,
     ClaimRequest,
     Draft,
     DrainReply,
     DrainRequest,
     DueJob,
+    Duplicate,
     Heartbeat,
     HeartbeatReply,
     JobSuccess,
     Record,
     Sweep,
+    stored_as,
 )
 from windlass.store.flow import FreeSlots, Room, StaleRules
 from windlass.store.optional import JournalTarget
@@ -106,7 +109,7 @@ class StoreWrites:
 
     async def add(
         self, drafts: Sequence[Draft], *, wait_for_replicas: bool = False, slots: FreeSlots | None = None
-    ) -> list[bool]:
+    ) -> list[Added]:
         try:
             created = await self._store.jobs.add(drafts, wait_for_replicas=wait_for_replicas, slots=slots)
         except StaleRules as stale:  # the store may have kept some of them
@@ -124,10 +127,10 @@ class StoreWrites:
         await self._publish_created(request.drafts, reply.created)
         return reply
 
-    async def _publish_created(self, drafts: Sequence[Draft], created: Sequence[bool | None]) -> None:
+    async def _publish_created(self, drafts: Sequence[Draft], created: Sequence[Added | None]) -> None:
         if not self._store.events.quiet:
             pairs = zip(drafts, created, strict=False)  # `created` is empty if the jobs were drained before
-            await self.publish_queued([key_of(draft) for draft, new in pairs if new])
+            await self.publish_queued([stored_as(draft, new) for draft, new in pairs if new or _replaces(new)])
 
     async def publish_queued(self, keys: Sequence[JobKey]) -> None:
         await self._publish([_line("queued", key) for key in keys])
@@ -193,6 +196,10 @@ class StoreWrites:
         if lines:
             with suppress(WindlassError):
                 await self._store.events.publish(lines)
+
+
+def _replaces(added: Added | None) -> bool:
+    return isinstance(added, Duplicate) and added.replaced
 
 
 def _move_line(move: Move, deleted: Mapping[JobKey, Job]) -> str | None:

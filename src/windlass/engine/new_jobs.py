@@ -24,7 +24,7 @@ from windlass.engine.flow.tiers import admit_yielding, rebalance
 from windlass.model import wire
 from windlass.model.admission import ValidatedJobs, check_all, check_new, payloads_in
 from windlass.model.dependency import find_cycle
-from windlass.model.errors import Full, Invalid, NotReplicated, Partly, Unavailable, WindlassError
+from windlass.model.errors import Conflict, Full, Invalid, NotReplicated, Partly, Unavailable, WindlassError
 from windlass.model.job import TEXT
 from windlass.model.names import (
     EVERY_TENANT,
@@ -53,7 +53,8 @@ from windlass.model.operations import (
     Operation,
 )
 from windlass.model.template import JobTemplate
-from windlass.store.data import Draft, Record
+from windlass.model.unique import identity_of
+from windlass.store.data import Added, Draft, Record, stored_as
 from windlass.store.flow import StaleRules
 from windlass.store.optional import PreparedCommand
 
@@ -91,12 +92,9 @@ async def enqueue(context: EngineContext, operation: Enqueue) -> Accepted:
     (new,) = to_drafts(context, operation)
     await check_terms(context, [new], "job")
     with name_unreplicated([new.id]):
-        if new.new.yielding:  # by itself: whether it is denied is its own matter
-            ((record, created),) = await _add_and_read(context, [new])
-        else:
-            record, created = await _batcher(context).submit(new)
-        if record is None and not created:  # the job under this id has just ended and left no record
-            record, created = await _batcher(context).submit(new)
+        record, created = await _add_lone(context, new)
+        if record is None and not created:  # the job that was there has just ended and left no record
+            record, created = await _add_lone(context, new)
     if record is None:
         raise no_job(new.id)
     if not created:
@@ -104,6 +102,12 @@ async def enqueue(context: EngineContext, operation: Enqueue) -> Accepted:
     found = await estimate_at_enqueue(context, record)
     waits = {"estimate": found.seconds, "estimate_at_most": found.at_most}
     return Accepted(**{**asdict(record.job), **waits}, created=True)
+
+
+async def _add_lone(context: EngineContext, new: Draft) -> tuple[Record | None, bool]:
+    if new.new.yielding or new.new.unique is not None:  # by itself: whether it is refused is its own matter
+        return (await _add_and_read(context, [new]))[0]
+    return await _batcher(context).submit(new)
 
 
 def _batcher(context: EngineContext) -> Batcher[Draft, tuple[Record | None, bool]]:
@@ -114,9 +118,9 @@ def _batcher(context: EngineContext) -> Batcher[Draft, tuple[Record | None, bool
 
 async def _add_and_read(context: EngineContext, drafts: list[Draft]) -> list[tuple[Record | None, bool]]:
     """Each job as it is now (null = deleted already), and whether it is new."""
-    created = await add(context, drafts, wait_for_replicas=True)
-    reading = await context.store.jobs.read([key_of(draft) for draft in drafts])
-    return list(zip(reading.records, created, strict=True))
+    added = await add(context, drafts, wait_for_replicas=True)
+    reading = await context.store.jobs.read(list(map(stored_as, drafts, added)))
+    return list(zip(reading.records, map(bool, added), strict=True))
 
 
 async def enqueue_many(context: EngineContext, operation: EnqueueMany) -> Enqueued:
@@ -143,8 +147,10 @@ async def _enqueue_parts(context: EngineContext, tenant: str, parts: Iterable[li
         async with name_accepted(ids, some, partial(_count_existing, context, tenant)):
             with name_unreplicated(some):
                 new = await add(context, drafts, wait_for_replicas=True)
+        if not all(new):
+            some = [key.id for key in map(stored_as, drafts, new)]
         ids += some
-        created += sum(new)
+        created += sum(map(bool, new))
         if not all(new):
             made = set(compress(some, new))
             existing += [id for id in dict.fromkeys(some) if id not in made]
@@ -179,7 +185,8 @@ def _named(ids: Sequence[str]) -> str:
 async def name_accepted(before: list[str], ids: list[str], find: Find | None = None) -> AsyncIterator[None]:
     """An error while `ids` are added after `before` names the jobs of the request that were accepted.
 
-    `find` counts the stored jobs: a full store may have taken some of them. Null = the store takes all or none.
+    `find` counts the stored jobs: a full store may have taken some of them, or one whose other partition refused a
+    unique job. Null = the store takes all or none.
     """
     try:
         yield
@@ -196,7 +203,7 @@ async def _accepted_of(fault: WindlassError, ids: list[str], find: Find | None) 
         return ids, []
     if isinstance(fault, Unavailable):
         return [], ids
-    if not isinstance(fault, Full) or find is None:
+    if not isinstance(fault, Full | Conflict) or find is None:
         return [], []
     try:
         found = await find(ids)
@@ -257,9 +264,15 @@ def _many_drafts(context: EngineContext, operation: EnqueueMany) -> list[Draft]:
 
 
 def _check_cycles(made: Sequence[Draft]) -> None:
-    """Refuse jobs of one request that wait for each other: none of them would ever run."""
+    """Refuse jobs of one request that wait for each other, or for one that may not come: they would never run."""
+    unique = {draft.id for draft in made if draft.new.unique is not None}
     for place, named in enumerate(made):
         _check_after(named, f"jobs[{place}]")
+        if not unique.isdisjoint(named.new.after):
+            raise Invalid(
+                "it waits for a unique job of the same request, which may turn out to be another one: send that first",
+                at=f"jobs[{place}].after",
+            )
     places = {draft.id: place for place, draft in enumerate(made)}
     cycle = find_cycle({draft.id: draft.new.after for draft in made if draft.new.after})
     if cycle:
@@ -340,8 +353,9 @@ class JobBatch(Struct, frozen=True, gc=False):
 
 def to_batch(context: EngineContext, operation: EnqueueLines) -> JobBatch:
     """The jobs of a text, checked, with their ids."""
-    if operation.options.key is not None:
-        raise Invalid("each line is a job of its own: lines cannot share a key", at="options.key")
+    for name in ("key", "unique_key"):
+        if getattr(operation.options, name) is not None:
+            raise Invalid("each line is a job of its own: lines cannot share a key", at=f"options.{name}")
     _check_tenant(operation.tenant)
     options = {**asdict(operation.options), "content_type": TEXT}
     new = NewJob(task=operation.task, delay=operation.delay, **options)
@@ -403,7 +417,7 @@ def first_draft(batch: JobBatch) -> Draft:
 # Adding
 
 
-async def add(context: EngineContext, drafts: Sequence[Draft], *, wait_for_replicas: bool = False) -> list[bool]:
+async def add(context: EngineContext, drafts: Sequence[Draft], *, wait_for_replicas: bool = False) -> list[Added]:
     """Add new jobs; for each whether it is new. Jobs with `after` are decided at once: their parents may have ended.
 
     `wait_for_replicas`: answer when the store's replicas have the jobs, if the store is set up so. Jobs that follow
@@ -420,24 +434,24 @@ async def add(context: EngineContext, drafts: Sequence[Draft], *, wait_for_repli
         raise
     if job_log.isEnabledFor(logging.DEBUG):
         for draft, new in zip(drafts, created, strict=True):
-            log_entered(draft.id, draft.new.task, created=new)
+            log_entered(stored_as(draft, new).id, draft.new.task, created=bool(new))
     if any(draft.new.after for draft in drafts):
         waiting = [(draft, new) for draft, new in zip(drafts, created, strict=True) if draft.new.after]
         await add_parents(context, [draft for draft, new in waiting if new])
-        await unblock(context, [key_of(draft) for draft, new in waiting if not new])
+        await unblock(context, [stored_as(draft, new) for draft, new in waiting if not new])
     return created
 
 
-Write = Callable[[Sequence[Draft]], Awaitable[list[bool]]]
+Write = Callable[[Sequence[Draft]], Awaitable[list[Added]]]
 
 
-async def _add_some_yielding(context: EngineContext, drafts: Sequence[Draft], write: Write) -> list[bool]:
+async def _add_some_yielding(context: EngineContext, drafts: Sequence[Draft], write: Write) -> list[Added]:
     """Add new jobs; the yielding ones of each queue first, if a slot is free for each of them."""
     yielding: dict[tuple[str, str], list[Draft]] = {}
     others: list[Draft] = []
     for draft in drafts:
         (yielding.setdefault((draft.tenant, draft.new.queue), []) if draft.new.yielding else others).append(draft)
-    created: dict[JobKey, bool] = {}
+    created: dict[JobKey, Added] = {}
     for (tenant, queue), some in yielding.items():
         admitted = await admit_yielding(context, tenant, queue, some)
         created |= zip(map(key_of, some), admitted, strict=True)
@@ -446,8 +460,10 @@ async def _add_some_yielding(context: EngineContext, drafts: Sequence[Draft], wr
     return [created[key_of(draft)] for draft in drafts]
 
 
-async def _add(context: EngineContext, drafts: Sequence[Draft], write: Write) -> list[bool]:
+async def _add(context: EngineContext, drafts: Sequence[Draft], write: Write) -> list[Added]:
     """Add new jobs, each with its limit keys under the current rules."""
+    if any(draft.new.unique is not None for draft in drafts):
+        drafts = [_identified(draft) for draft in drafts]
     config = await context.flow_config.current()
     try:
         created = await write(config.resolve_all(drafts))
@@ -459,17 +475,23 @@ async def _add(context: EngineContext, drafts: Sequence[Draft], write: Write) ->
     return created
 
 
-async def _add_rest(context: EngineContext, drafts: Sequence[Draft], write: Write, stale: StaleRules) -> list[bool]:
+def _identified(draft: Draft) -> Draft:
+    if draft.new.unique is None:
+        return draft
+    return replace(draft, identity=identity_of(draft.tenant, draft.new))
+
+
+async def _add_rest(context: EngineContext, drafts: Sequence[Draft], write: Write, stale: StaleRules) -> list[Added]:
     """The rules have changed: add the jobs that are not stored yet under the new rules.
 
     Jobs that were stored under the old rules are regrouped like all waiting jobs.
     """
-    created: list[bool | None] = [*stale.answers] or [None] * len(drafts)
+    created: list[Added | None] = [*stale.answers] or [None] * len(drafts)
     for _ in range(MOST_RULE_CHANGES):
         context.flow_config.invalidate()
         config = await context.flow_config.current()
         places = [place for place, new in enumerate(created) if new is None]
-        answers: Sequence[bool | None]
+        answers: Sequence[Added | None]
         try:
             answers = await write(config.resolve_all([drafts[place] for place in places]))
         except StaleRules as again:
@@ -477,7 +499,7 @@ async def _add_rest(context: EngineContext, drafts: Sequence[Draft], write: Writ
         for place, new in zip(places, answers, strict=False):
             created[place] = new
         if None not in created:
-            return [bool(new) for new in created]
+            return [new for new in created if new is not None]
     raise Unavailable("the rules change faster than jobs can be added: try again")
 
 

@@ -38,6 +38,7 @@ def check_new(new: NewJob, most_payload: int, at: str) -> NewJob:
             raise Invalid(
                 "a yielding job starts at once or not at all: it cannot wait for a time or a job", at="yielding"
             )
+        _check_unique(sound)
         if sound.stdin is not None:
             if sound.on_lost == "adopt":
                 raise Invalid("a standard input ends with its worker: on_lost cannot be adopt", at="on_lost")
@@ -89,6 +90,19 @@ def _check_own_id(id: str, queue: str, at: str) -> None:
         check_mark(id, queue)
     except Invalid as fault:
         raise Invalid(fault.detail, at=f"{at}.{fault.at}") from None
+
+
+def _check_unique(new: NewJob) -> None:
+    if new.unique is None and new.unique_key is None:
+        return
+    if new.unique is None:
+        raise Invalid("say also for how long there is one such job: unique=pending, queued or a time", at="unique_key")
+    if new.yielding:
+        raise Invalid("a yielding job starts at once or not at all: it cannot be unique", at="unique")
+    if isinstance(new.unique, float | int) and new.keep_success is not None and new.keep_success < new.unique:
+        raise Invalid(
+            f"a success is known for {new.keep_success:g} s: keep_success must be at least as long as this", at="unique"
+        )
 
 
 def _check_after(new: NewJob) -> None:

@@ -30,6 +30,12 @@ LEAST_OWNER_TIMEOUT = 1.0
 AfterFailure = Literal["skip", "fail", "run"]
 """What becomes of a job if one of those that it waits for does not succeed."""
 
+Unique = Literal["pending", "queued"] | Annotated[float, Meta(gt=0, le=LONGEST)]
+"""For how long there is one such job: while it waits or runs, while it waits, or so many seconds after it came."""
+
+OnDuplicate = Literal["join", "replace", "reject"]
+"""What becomes of a second one: the first is answered, gets what the second brings, or the second is refused."""
+
 WithResults = Literal["one", "list", "current"]
 """How a job gets the results of those that it waits for."""
 
@@ -48,6 +54,14 @@ class JobOptions(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_u
     """The named queue it waits in."""
     key: Annotated[str, Meta(min_length=1, max_length=512)] | None = None
     """The caller's own name for the job; its id is derived from tenant, queue and key."""
+    unique: Unique | None = None
+    """There is one such job at a time: `pending` = while it waits or runs, `queued` = while it waits, a number = for so
+    many seconds after it was accepted, unless it fails or is cancelled. Null = any number of them."""
+    unique_key: Annotated[str, Meta(min_length=1, max_length=512)] | None = None
+    """What makes a job of the same tenant, queue and task the same one; null = its payload."""
+    on_duplicate: OnDuplicate = "join"
+    """What becomes of a second one: `join` answers the first, `replace` gives its payload, time and options to the
+    first, which must not have started, and `reject` refuses it."""
     priority: Annotated[int, Meta(ge=LOWEST, le=HIGHEST)] = 0
     """Lower goes first; equal ones go by arrival."""
     tags: Annotated[list[Annotated[str, Meta(min_length=1, max_length=128)]], Meta(max_length=32)] = []

@@ -12,6 +12,7 @@ from windlass.model.new_job import NewJob
 _particulars = attrgetter(
     "id",
     "key",
+    "unique",
     "tier",
     "yielding",
     "delay",

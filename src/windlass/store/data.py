@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from enum import Enum, StrEnum
 from hashlib import sha1
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 from msgspec import Struct
 
@@ -13,6 +13,7 @@ from windlass.model.errors import Unavailable
 from windlass.model.handler import NO_HANDLER, HandlerRun
 from windlass.model.job import Job, Reason, State
 from windlass.model.lifecycle import Step
+from windlass.model.names import JobKey
 from windlass.model.new_job import NewJob
 from windlass.model.outcome import Verdict
 from windlass.model.output import Message, NewChunk, Progress
@@ -56,8 +57,31 @@ class Draft(Struct, frozen=True, gc=False):
     """What bounds it, as `store.flow` spells it."""
     group_epoch: int = 0
     """The rules under which the group was made: see `Rules.group_epoch`."""
+    identity: bytes = b""
+    """What it is known by, if it is unique: see `model.unique`."""
     follows: bool = False
     """Whether another job brings it about: then it is kept as long as anything can be, for that job's end waits."""
+
+
+class Duplicate(NamedTuple):
+    """A unique job was not added, because there is another one. False, as is what `add` says of a job that is there."""
+
+    id: str
+    """The other one's."""
+    replaced: bool = False
+    """Whether that one is now as the new one was to be."""
+
+    def __bool__(self) -> bool:
+        return False
+
+
+Added = bool | Duplicate
+"""Whether a job is new."""
+
+
+def stored_as(draft: Draft, added: Added | None) -> JobKey:
+    """The job that there is for one that was to be added."""
+    return JobKey(added.id if isinstance(added, Duplicate) else draft.id, draft.tenant)
 
 
 class Record(Struct, frozen=True, gc=False):

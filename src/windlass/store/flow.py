@@ -25,6 +25,7 @@ from datetime import datetime
 from msgspec import Struct
 
 from windlass.model.names import JobKey
+from windlass.store.data import Added
 
 FLEXIBLE = "~"
 YIELDING = "!"
@@ -50,7 +51,7 @@ class StaleRules(Exception):
     each, and null of one that was not kept. Without answers none was.
     """
 
-    def __init__(self, answers: Sequence[bool | None] = ()) -> None:
+    def __init__(self, answers: Sequence[Added | None] = ()) -> None:
         super().__init__("groups were made under other rules")
         self.answers = answers
 

@@ -31,9 +31,10 @@ class JobStore(Protocol):
 
     async def add(
         self, drafts: Sequence[data.Draft], *, wait_for_replicas: bool = False, slots: flow.FreeSlots | None = None
-    ) -> list[bool]:
+    ) -> list[data.Added]:
         """Add new jobs; for each, whether it is new. A job whose id already exists for its tenant is left unchanged.
 
+        `model.unique` decides on unique jobs; `Conflict` = it rejects one, and no job of that partition is kept.
         Raises `StaleRules` if limit keys were made under other rules than those in force. `wait_for_replicas`: answer
         when enough replicas have them, if the store is set up so, or raise `NotReplicated`; they are kept then, too.
         `slots`: raise `NoFreeSlot`, and keep none, unless a slot is free for each that is new.
@@ -64,8 +65,8 @@ class JobStore(Protocol):
     async def tenants_with(self, ids: Sequence[str]) -> list[list[str]]:
         """For each id, the tenants that have such a job, sorted."""
 
-    async def results(self, keys: Sequence[JobKey]) -> list[data.StoredResult | None]:
-        """The results of jobs, unless their time is over; one that is kept for one reading only is gone afterwards."""
+    async def results(self, keys: Sequence[JobKey], *, spend: bool = True) -> list[data.StoredResult | None]:
+        """The results of jobs, unless their time is over. `spend`: one kept for one reading only is gone afterwards."""
 
     async def output(self, key: JobKey, after: int, limit: int) -> list[Chunk]:
         """Output chunks after number `after`. The newest are kept, across runs, until a finished job is rerun."""

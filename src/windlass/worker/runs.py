@@ -423,6 +423,7 @@ class RunTable:
             needed = self._slots_of.get(one.job.task, 1)
             if needed > free and (place or self.active):
                 self._kept_free = needed
+                job_log.debug("%s %s takes %d slots, %d are free: released", one.job.id, one.job.task, needed, free)
                 return claimed[:place]
             free -= needed
         return claimed

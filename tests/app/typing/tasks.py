@@ -3,10 +3,10 @@
 A line that must be refused says so in both tongues; a checker that does not refuse it complains of the comment.
 """
 
-from collections.abc import AsyncIterator, Coroutine, Generator
+from collections.abc import AsyncIterator, Coroutine, Generator, Sequence
 from typing import Annotated, Any, assert_type
 
-from windlass import Depends, Job, RetryPolicy, RunningJob, Task, TaskOutcome, Windlass, current
+from windlass import Depends, Job, RetryPolicy, RunningJob, Task, TaskOutcome, Windlass, current, step
 from windlass.model.job import Job as Record
 from windlass.model.job import State
 
@@ -47,6 +47,37 @@ awaited_too = assert_type(fetch_alone("x"), Coroutine[Any, Any, bytes])
 add("1")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 add(1, 2, "x")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
 pay(order=1)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+
+
+# Batches: a plain call has the list, what is queued is one call
+
+
+@app.task(batch=10, within="1s", max_retry=3)
+def index(docs: list[str]) -> list[int]:
+    return [len(doc) for doc in docs]
+
+
+async def found(url: str) -> list[bytes]:
+    return [url.encode()]
+
+
+@app.task(batch=10)
+async def embed(docs: list[str], db: str = Depends(str)) -> None:
+    assert_type(await step("a", found, "x"), list[bytes])
+    assert_type(await step("b", len, docs), int)
+    await step("c", found, 5)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType, reportCallIssue]
+    await step.sleep("3d")
+
+
+assert_type(index(["a"]), Sequence[int])
+assert_type(index.enqueue("a"), Job[int])
+assert_type(index.map(["a"]), list[Job[int]])
+assert_type(embed.enqueue("a"), Job[None])
+index.enqueue(["a"])  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+index("a")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+app.task(within=1.0)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
+assert_type(step.sync("a", add.function, 1, note="x"), int)
+step.sync("a", len, 5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
 # What is queued is checked like a call

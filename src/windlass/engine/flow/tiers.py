@@ -22,7 +22,7 @@ from windlass.model.lifecycle import STOP_ORDERS, Move
 from windlass.model.names import EVERY_TENANT, JobKey, key_of
 from windlass.policy import tiers as policy
 from windlass.policy.tiers import Admission, Decisions, Draw, Need, TierClass, TieredQueue, TieredRun, TieredWait
-from windlass.store.data import Draft, Record
+from windlass.store.data import Added, Draft, Record
 from windlass.store.flow import (
     EXPLICIT,
     YIELDING,
@@ -89,7 +89,7 @@ async def _rebalance(context: EngineContext, rules: Rules, tenant: str, queue: s
     return done
 
 
-async def admit_yielding(context: EngineContext, tenant: str, queue: str, drafts: Sequence[Draft]) -> list[bool]:
+async def admit_yielding(context: EngineContext, tenant: str, queue: str, drafts: Sequence[Draft]) -> list[Added]:
     """Add yielding jobs of a tenant's queue if a slot is free for each; for each whether it is new.
 
     If they are denied, the longest flexible job loses a tier.

@@ -53,7 +53,7 @@ from windlass.model.job import Job, Reason
 from windlass.model.lifecycle import enter
 from windlass.model.match import Match
 from windlass.model.names import ID_SIZE, JobKey, check_id, key_of, texts_like
-from windlass.model.new_job import NewJob, Terms
+from windlass.model.new_job import JobOptions, NewJob, Terms
 from windlass.model.operations import (
     A,
     Accepted,
@@ -131,7 +131,7 @@ class Journaled:
     async def __call__(self, operation: Operation[A], /) -> A:
         answer: Any
         match operation:
-            case Enqueue() | EnqueueMany() | EnqueueLines() if _is_yielding(operation):
+            case Enqueue() | EnqueueMany() | EnqueueLines() if _needs_store(operation):
                 answer = await self._ask_at_once(operation)
             case Enqueue():
                 answer = await self._enqueue(validated(operation))
@@ -330,9 +330,12 @@ class Journaled:
     # Everything else
 
     async def _ask_at_once(self, operation: Operation[A]) -> A:
-        """Yielding jobs: only the store knows whether they can start at once, so they do not wait in the journal."""
+        """Only the store knows whether yielding jobs can start at once, and whether unique jobs are the only ones."""
         if not self._drainer.up:
-            raise Unavailable(f"{self._drainer.fault}; a yielding job starts at once or not at all: try again later")
+            raise Unavailable(
+                f"{self._drainer.fault}; only the store can say whether a yielding or unique job is taken: "
+                "try again later"
+            )
         return await self._engine(operation)
 
     async def _ask(self, operation: Operation[A]) -> A:
@@ -383,15 +386,19 @@ def _log_entered(drafts: Sequence[Draft], existing: Sequence[str]) -> None:
             log_entered(draft.id, draft.new.task, created=draft.id not in existing)
 
 
-def _is_yielding(operation: Enqueue | EnqueueMany | EnqueueLines) -> bool:
-    """Whether it brings jobs that start at once or not at all."""
+def _needs_store(operation: Enqueue | EnqueueMany | EnqueueLines) -> bool:
+    """Whether it brings jobs of which only the store knows whether they are taken."""
     match operation:
         case Enqueue():
-            return operation.job.yielding
+            return _is_conditional(operation.job)
         case EnqueueMany():
-            return any(new.yielding for new in operation.jobs)
+            return any(map(_is_conditional, operation.jobs))
         case EnqueueLines():
-            return operation.options.yielding
+            return _is_conditional(operation.options)
+
+
+def _is_conditional(options: JobOptions) -> bool:
+    return options.yielding or options.unique is not None
 
 
 def _is_own(new: NewJob) -> bool:

@@ -4,7 +4,7 @@ Knows which function answers what; decides nothing.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime
 from itertools import zip_longest
@@ -14,16 +14,18 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from windlass import system
-from windlass.model.errors import Invalid, NotReplicated, PartAway
+from windlass.model.errors import Conflict, Invalid, NotReplicated, PartAway
 from windlass.model.job import State
 from windlass.model.lifecycle import Move
-from windlass.model.names import DEFAULT_TENANT, EVERY_TENANT, ID_SIZE, JobKey, is_name, key_of, raw_key
+from windlass.model.names import DEFAULT_TENANT, EVERY_TENANT, ID_SIZE, JobKey, is_name, key_of, raw_key, text_id
 from windlass.model.outcome import Verdict
 from windlass.model.output import Chunk
+from windlass.model.unique import duplicate_refused
 from windlass.store import encoding
 from windlass.store.data import (
     MOST_CHILDREN,
     SEEN_EVERY,
+    Added,
     ClaimRequest,
     CompletedParent,
     Counts,
@@ -126,25 +128,37 @@ class RedisJobs:
 
     async def add(
         self, drafts: Sequence[Draft], *, wait_for_replicas: bool = False, slots: FreeSlots | None = None
-    ) -> list[bool]:
+    ) -> list[Added]:
         if len({draft.group_epoch for draft in drafts}) > 1:
             raise StaleRules
         if slots is not None:
             return await self._admit(drafts, slots, wait_for_replicas=wait_for_replicas)
-        added: list[bool | None] = [None] * len(drafts)
+        added: list[Added | None] = [None] * len(drafts)
         missing = ENOUGH
-        for partition, chosen in self.partitions.parts(drafts, self.partition_of):
+        for partition, chosen in self._parts_to_add(drafts):
             some = [drafts[one] for one in chosen]
+            function, first = ("add_unique", [layout.unique_arguments(some)]) if _are_unique(some) else ("add", [])
             try:
-                reply, shortfall = await self.add_to("add", partition, some, wait_for_replicas=wait_for_replicas)
+                reply, shortfall = await self.add_to(
+                    function, partition, some, first=first, wait_for_replicas=wait_for_replicas
+                )
             except StaleRules:
                 raise StaleRules(added) from None
+            if isinstance(reply, bytes):
+                raise _rejected(some, reply)
             missing = missing or shortfall
-            for one, new in zip(chosen, reply, strict=True):
-                added[one] = bool(new)
+            for one, new in zip(chosen, layout.added(reply) if first else map(bool, reply), strict=True):
+                added[one] = new
         if missing:
             raise NotReplicated(missing)
-        return [bool(new) for new in added]
+        return [new for new in added if new is not None]
+
+    def _parts_to_add(self, drafts: Sequence[Draft]) -> Iterable[tuple[int, Sequence[int]]]:
+        """The partitions of new jobs, each with the indexes of its own; those of unique ones first: they may refuse."""
+        parts = self.partitions.parts(drafts, self.partition_of)
+        if not _are_unique(drafts):
+            return parts
+        return sorted(parts, key=lambda part: not _are_unique([drafts[one] for one in part[1]]))
 
     def partition_of(self, draft: Draft) -> int:
         return self.partitions.of_queue(draft.new.queue)
@@ -171,7 +185,7 @@ class RedisJobs:
                 raise
         return await call(function, partition, arguments)
 
-    async def _admit(self, drafts: Sequence[Draft], slots: FreeSlots, *, wait_for_replicas: bool) -> list[bool]:
+    async def _admit(self, drafts: Sequence[Draft], slots: FreeSlots, *, wait_for_replicas: bool) -> list[Added]:
         where = slots.where
         partition, tenant_queue = self.partitions.of_queue(where.queue), f"{where.tenant},{where.queue}"
         keys = {raw_key(draft.id, draft.tenant) for draft in drafts}
@@ -345,13 +359,14 @@ class RedisJobs:
                 rest = rest[len(reply) :]
         return found
 
-    async def results(self, keys: Sequence[JobKey]) -> list[StoredResult | None]:
+    async def results(self, keys: Sequence[JobKey], *, spend: bool = True) -> list[StoredResult | None]:
         if len(keys) == 1:  # also without an event loop
-            return [await self._result(keys[0])]
-        return [*await asyncio.gather(*map(self._result, keys))]
+            return [await self._result(keys[0], spend)]
+        return [*await asyncio.gather(*[self._result(key, spend) for key in keys])]
 
-    async def _result(self, key: JobKey) -> StoredResult | None:
-        reply = await self.partitions.call("result", self.partitions.of_id(key.id), [raw_key(*key)])
+    async def _result(self, key: JobKey, spend: bool) -> StoredResult | None:
+        partition = self.partitions.of_id(key.id)
+        reply = await self.partitions.call("result", partition, [raw_key(*key), int(spend)])
         return None if reply is None else layout.kept(reply)
 
     async def output(self, key: JobKey, after: int, limit: int) -> list[Chunk]:
@@ -455,6 +470,16 @@ class RedisJobs:
                 return RecordPage(found, None)
             start = names[-1] + AFTER
         return RecordPage(found, f"{names[-1]},{last}")
+
+
+def _are_unique(drafts: Sequence[Draft]) -> bool:
+    """Whether one of them is unique."""
+    return any(draft.identity for draft in drafts)
+
+
+def _rejected(drafts: Sequence[Draft], reply: bytes) -> Conflict:
+    number, state, id = layout.REJECTED.unpack(reply)
+    return duplicate_refused(drafts[number - 1].new, text_id(id), layout.STATES[state])
 
 
 def _numbers(reply: Sequence[Any]) -> Iterator[tuple[str, str, str, str, int]]:

@@ -18,17 +18,20 @@ from windlass.model.edit import JobEdit
 from windlass.model.handler import NO_HANDLER, HandlerRun
 from windlass.model.job import Error, Job, Reason, State
 from windlass.model.lifecycle import GONE, STOP_ORDERS, Lapse, Move, Step
-from windlass.model.names import DEFAULT_TENANT, raw_id, raw_key, text_id
+from windlass.model.names import DEFAULT_TENANT, ID_SIZE, raw_id, raw_key, text_id
 from windlass.model.new_job import NewJob
 from windlass.model.outcome import Verdict
 from windlass.model.output import Chunk, Message, Progress, Stream
+from windlass.model.unique import IDENTITY_SIZE
 from windlass.store import encoding
 from windlass.store.data import (
     ORDER_STEPS,
+    Added,
     ClaimRequest,
     CompletedParent,
     Draft,
     DueJob,
+    Duplicate,
     Heartbeat,
     HeartbeatReply,
     JobSuccess,
@@ -89,6 +92,16 @@ NEW = struct.Struct(">iBdqqqIH")
 RANK = struct.Struct(">I")
 DONE = struct.Struct(">8sHqB")
 OWNER_CLOCK = struct.Struct(">Iq")
+UNIQUE_KIND = 2
+"""What the record of a unique job begins with."""
+UNIQUE = struct.Struct(">16sBqB")
+NO_IDENTITY = bytes(IDENTITY_SIZE)
+"""Of a job that is not unique, in a batch with others that are."""
+JOIN, REPLACE, REJECT, REPLACE_OR_JOIN = range(4)
+ON_DUPLICATE = {"join": JOIN, "replace": REPLACE, "reject": REJECT}
+UNIQUE_WHILE = {"pending": -1, "queued": -2}
+REJECTED = struct.Struct(">IB16s")
+"""What rejects a unique job: its number, from 1, and the state and id of the other one."""
 MOVE = struct.Struct(">BIBBBBIBBqHdBqqB")
 OUTCOMES = (None, *Verdict)
 """As they are numbered in a move."""
@@ -144,6 +157,29 @@ def add_arguments(drafts: Sequence[Draft]) -> list[bytes | str | int]:
     return head + jobs
 
 
+def unique_arguments(drafts: Sequence[Draft]) -> bytes:
+    """What `add_unique` gets before the arguments of `add`."""
+    return b"".join(map(_unique, drafts))
+
+
+def _unique(draft: Draft) -> bytes:
+    new, key = draft.new, raw_key(draft.id, draft.tenant)
+    if not draft.identity:
+        return UNIQUE.pack(NO_IDENTITY, JOIN, 0, len(key)) + key
+    second = ON_DUPLICATE[new.on_duplicate]
+    if draft.follows:  # no caller could be refused
+        second = REPLACE_OR_JOIN if second == REPLACE else JOIN
+    time = UNIQUE_WHILE[new.unique] if isinstance(new.unique, str) else span(new.unique or 0)
+    return UNIQUE.pack(draft.identity, second, time, len(key)) + key
+
+
+def added(reply: Sequence[int | bytes]) -> list[Added]:
+    """What `add_unique` answers."""
+    return [
+        bool(one) if isinstance(one, int) else Duplicate(text_id(one[-ID_SIZE:]), len(one) > ID_SIZE) for one in reply
+    ]
+
+
 def _meta(new: NewJob, terms_size: int, tenant_queue: int) -> bytes:
     """What the library must know of a job, but for its place among the batch's jobs of its tenant queue."""
     return NEW.pack(
@@ -183,7 +219,8 @@ def _hold(new: NewJob) -> float | None:
 
 
 _waits_or_brings = attrgetter(
-    "delay", "run_at", "expires", "owner_timeout", "after", "files", "then", "on_failure", "keep_result_for"
+    *("unique", "delay", "run_at", "expires", "owner_timeout", "after", "files"),
+    *("then", "on_failure", "keep_result_for"),
 )
 _neither = _waits_or_brings(NewJob(task="x"))
 

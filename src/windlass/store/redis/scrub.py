@@ -298,7 +298,22 @@ def _check_jobs(found: Found, prefix: bytes) -> list[str]:
     for key in found:
         if key.startswith(tuple(prefix + kind for kind in BELONGINGS)) and key not in owned:
             findings.append(f"{key!r} belongs to no job")
-    return findings + _check_dependents(found, prefix, {id for id, job in jobs.items() if job.flags & FOLLOWED})
+    followed = {id for id, job in jobs.items() if job.flags & FOLLOWED}
+    return findings + _check_unique(found, prefix, jobs) + _check_dependents(found, prefix, followed)
+
+
+def _check_unique(found: Found, prefix: bytes, jobs: Mapping[bytes, StoredJob]) -> list[str]:
+    """Each identity names a job, which names that identity and is of the kind that says so."""
+    last, identities = found.get(prefix + b":unique", {}), found.get(prefix + b":identities", {})
+    findings = []
+    if last != {identity: id for id, identity in identities.items()}:
+        findings.append(f"unique names {last!r}, identities name {identities!r}")
+    for id in identities:
+        if id not in jobs:
+            findings.append(f"identities names {id.hex()}, which is no job")
+        elif found[prefix + b"j" + id][0] != layout.UNIQUE_KIND:
+            findings.append(f"job {text_id(id)} has an identity, and its record does not say so")
+    return findings
 
 
 def _result_time(found: Found, prefix: bytes, job: StoredJob) -> tuple[float | None, float | None]:

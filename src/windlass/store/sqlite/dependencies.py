@@ -19,6 +19,15 @@ _COMPLETED_STATE = "SELECT state FROM completed_parent WHERE id = ?"
 _ADD_DEPENDENCY = "INSERT OR IGNORE INTO dependency (parent, child) VALUES (?, ?)"
 _FOLLOWED = "UPDATE job SET followed = 1 WHERE seq = ? AND NOT followed"
 
+_KEYS = "SELECT id FROM job WHERE seq IN carray(?)"
+_NOT_FOLLOWED = "UPDATE job SET followed = 0 WHERE seq IN carray(?)"
+_DROP_FOLLOW_UPS = """
+    DELETE FROM follow_up WHERE parent IN carray(?) AND parent NOT IN (SELECT id FROM completed_parent)
+"""
+_HAVE_CHILDREN = """
+    UPDATE job SET followed = 1 WHERE id IN carray(?) AND EXISTS (SELECT 1 FROM dependency WHERE parent = job.id)
+"""
+
 _ADD_COMPLETED = """
     INSERT OR REPLACE INTO completed_parent (id, tenant, state)
     SELECT job.id, lane.tenant, ?2 FROM job JOIN lane ON lane.id = job.lane WHERE job.seq = ?1
@@ -120,6 +129,19 @@ def use_up_results(tx: Transaction, seqs: Sequence[int]) -> None:
     """Delete results that were read for the only time, or kept long enough; a job that follows still gets its one."""
     for statement in _USE_UP:
         tx.run(statement, int_array(seqs))
+
+
+def keep_children(tx: Transaction, seqs: Sequence[int]) -> list[bytes]:
+    """Jobs are about to be replaced by others of the same ids: their keys. What waits for them goes on to wait."""
+    keys = tx.column(_KEYS, int_array(seqs))
+    tx.run(_NOT_FOLLOWED, int_array(seqs))
+    tx.run(_DROP_FOLLOW_UPS, blob_array(keys))
+    return keys
+
+
+def find_children(tx: Transaction, keys: Sequence[bytes]) -> None:
+    """They have been replaced."""
+    tx.run(_HAVE_CHILDREN, blob_array(keys))
 
 
 def drop_parents(tx: Transaction, seqs: Sequence[int]) -> None:

@@ -25,8 +25,9 @@ from windlass.model.output import (
     NewChunk,
     Progress,
 )
+from windlass.model.unique import duplicate_refused, settle
 from windlass.store import encoding
-from windlass.store.data import Draft, Posted, Reading, Record, StoredResult
+from windlass.store.data import Added, Draft, Duplicate, Posted, Reading, Record, StoredResult
 from windlass.store.encoding import (
     alike,
     ended_at,
@@ -39,7 +40,13 @@ from windlass.store.encoding import (
     unpack_terms,
 )
 from windlass.store.flow import StaleRules
-from windlass.store.sqlite.dependencies import add_follow_up, drop_parents, use_up_results
+from windlass.store.sqlite.dependencies import (
+    add_follow_up,
+    drop_parents,
+    find_children,
+    keep_children,
+    use_up_results,
+)
 from windlass.store.sqlite.transaction import (
     QUEUED,
     RUNNING,
@@ -262,7 +269,7 @@ class JobRows(NamedTuple):
     own: list[Row]
 
 
-def add(tx: Transaction, drafts: Sequence[Draft]) -> list[bool]:
+def add(tx: Transaction, drafts: Sequence[Draft]) -> list[Added]:
     if not all(draft.follows for draft in drafts):
         tx.check_room(sum(len(memoryview(draft.new.payload)) for draft in drafts))
     group_epoch = tx.rules.group_epoch
@@ -270,11 +277,13 @@ def add(tx: Transaction, drafts: Sequence[Draft]) -> list[bool]:
         raise StaleRules
     named = job_keys(drafts)
     seen = set(tx.column(_KNOWN, blob_array(named)))
+    if any(draft.identity for draft in drafts):
+        return _add_unique(tx, drafts, named, seen)
     if not seen and len(set(named)) == len(named):
         _add_new(tx, drafts, named)
         return [True] * len(drafts)
     fresh: dict[bytes, Draft] = {}
-    answers = []
+    answers: list[Added] = []
     for key, draft in zip(named, drafts, strict=True):
         new = key not in seen
         answers.append(new)
@@ -371,6 +380,86 @@ def drop_jobs(tx: Transaction, seqs: Sequence[int]) -> None:
         drop_parents(tx, seqs)
         for statement in _DROP_JOBS:
             tx.run(statement, int_array(seqs))
+
+
+# --- Unique jobs --------------------------------------------------------------------------------------
+
+_LAST_JOBS = "SELECT identity, id, state, created_at, seq, lane FROM job WHERE identity IN carray(?)"
+_FORGET_IDENTITIES = "UPDATE job SET identity = NULL WHERE identity IN carray(?)"
+_SET_IDENTITIES = """
+    WITH given (id, identity) AS (VALUES {rows})
+    UPDATE job SET identity = given.identity FROM given WHERE job.id = given.id
+"""
+
+
+class LastJob(NamedTuple):
+    """The last job that was added under an identity, in the order of `_LAST_JOBS`."""
+
+    key: bytes
+    state: int
+    created_at: int
+    seq: int = 0
+    """0 = it is about to be added."""
+    lane: int = 0
+
+
+def _add_unique(tx: Transaction, drafts: Sequence[Draft], named: Sequence[bytes], seen: set[bytes]) -> list[Added]:
+    """Add jobs of which some are unique: all is decided before anything is written, so a refusal keeps none."""
+    wanted = blob_array(list({draft.identity for draft in drafts}))
+    last = {identity: LastJob(*rest) for identity, *rest in tx.rows(_LAST_JOBS, wanted)}
+    answers: list[Added] = []
+    fresh: dict[bytes, Draft] = {}
+    replaced: list[LastJob] = []
+    identities: dict[bytes, bytes] = {}
+    for key, draft in zip(named, drafts, strict=True):
+        if key in seen:
+            answers.append(False)
+            continue
+        other = last.get(draft.identity)
+        own, answer = (key, True) if other is None else _settle(tx, draft, key, other)
+        answers.append(answer)
+        if isinstance(answer, Duplicate) and not answer.replaced:
+            continue
+        if other is not None and own == other.key:
+            fresh.pop(own, None)
+            replaced += [other] if other.seq else []
+        seen.add(own)
+        fresh[own] = draft
+        if draft.identity:
+            identities[draft.identity] = own
+            last[draft.identity] = LastJob(own, QUEUED, tx.now)
+    if not fresh:
+        return answers
+    keys = _drop_replaced(tx, replaced)
+    if identities:
+        tx.run(_FORGET_IDENTITIES, blob_array(list(identities)))
+    _add_new(tx, list(fresh.values()), list(fresh))
+    tx.run_all(_SET_IDENTITIES, [(key, identity) for identity, key in identities.items()])
+    if keys:
+        find_children(tx, keys)
+    return answers
+
+
+def _settle(tx: Transaction, draft: Draft, key: bytes, other: LastJob) -> tuple[bytes, Added]:
+    """The key under which a job is to be added, its own or that of the other one, and the answer."""
+    state, age = STATES[other.state], timedelta(microseconds=tx.now - other.created_at)
+    found = settle(draft.new, state, age, follows=draft.follows)
+    if found == "add":
+        return key, True
+    if found == "reject":
+        raise duplicate_refused(draft.new, text_id(other.key), state)
+    return other.key, Duplicate(text_id(other.key), replaced=found == "replace")
+
+
+def _drop_replaced(tx: Transaction, jobs: Sequence[LastJob]) -> list[bytes]:
+    if not jobs:
+        return []
+    for job in jobs:
+        tx.count(job.lane, job.state, -1)
+    seqs = [job.seq for job in jobs]
+    keys = keep_children(tx, seqs)
+    drop_jobs(tx, seqs)
+    return keys
 
 
 # --- Results ------------------------------------------------------------------------------------------

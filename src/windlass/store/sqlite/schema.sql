@@ -189,10 +189,12 @@ CREATE TABLE job (
     terms        BLOB NOT NULL,                    -- as `terms.pack` makes them
     payload      BLOB,                             -- if small; else in the table of that name
     edits        INTEGER NOT NULL DEFAULT 0,       -- how often callers have edited it
-    annotations  BLOB                              -- MessagePack of a map; NULL = none
+    annotations  BLOB,                             -- MessagePack of a map; NULL = none
+    identity     BLOB                              -- of a unique job: see `model/unique.py`; NULL when there is a later one
 ) STRICT;
 
 CREATE UNIQUE INDEX job_id ON job (id);
+CREATE UNIQUE INDEX job_identity ON job (identity) WHERE identity IS NOT NULL;
 -- Every index ends with the row's own key, `seq`; so each of these is in order of arrival where all else is equal.
 CREATE INDEX job_ready ON job (lane, priority) WHERE state = 2;
 CREATE INDEX job_due ON job (run_at) WHERE state = 1;

@@ -18,6 +18,7 @@ from windlass.model.output import Chunk
 from windlass.model.ports import Clock
 from windlass.model.worker import NewWorker, Worker, WorkerUsage
 from windlass.store.data import (
+    Added,
     ClaimRequest,
     CompletedParent,
     Counts,
@@ -78,7 +79,7 @@ class SqliteJobs:
 
     async def add(
         self, drafts: Sequence[Draft], *, wait_for_replicas: bool = False, slots: FreeSlots | None = None
-    ) -> list[bool]:
+    ) -> list[Added]:
         del wait_for_replicas  # a file has none
         if not drafts:
             return []
@@ -115,11 +116,11 @@ class SqliteJobs:
     async def tenants_with(self, ids: Sequence[str]) -> list[list[str]]:
         return await self._connection.read(lambda tx: jobs.tenants_with(tx, ids)) if ids else []
 
-    async def results(self, keys: Sequence[JobKey]) -> list[StoredResult | None]:
+    async def results(self, keys: Sequence[JobKey], *, spend: bool = True) -> list[StoredResult | None]:
         found = await self._connection.read(lambda tx: [jobs.peek_result(tx, key) for key in keys])
-        once = [key for key, (_, once) in zip(keys, found, strict=True) if once]
+        once = [key for key, (_, once) in zip(keys, found, strict=True) if once and spend]
         taken = await self._connection.write(lambda tx: jobs.take_results(tx, once)) if once else {}
-        return [taken[key] if once else kept for key, (kept, once) in zip(keys, found, strict=True)]
+        return [taken.get(key, kept) for key, (kept, _) in zip(keys, found, strict=True)]
 
     async def output(self, key: JobKey, after: int, limit: int) -> list[Chunk]:
         return await self._connection.read(lambda tx: jobs.read_output(tx, key, after, limit))

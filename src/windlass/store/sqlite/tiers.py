@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from windlass.model.lifecycle import STOP_ORDERS, Move
 from windlass.model.names import JobKey
-from windlass.store.data import Draft
+from windlass.store.data import Added, Draft
 from windlass.store.flow import YIELDING, FreeSlots, NoFreeSlot, Room, RoomNeed, TierSlots
 from windlass.store.sqlite import jobs, transitions
 from windlass.store.sqlite.flow import level_bucket
@@ -34,7 +34,7 @@ _QUEUED = f"SELECT count(*) FROM job WHERE id IN carray(?) AND state = {QUEUED}"
 _STOPPING = f"SELECT count(*) FROM job WHERE id IN carray(?) AND state = {RUNNING} AND reason IN carray(?)"
 
 
-def admit(tx: Transaction, drafts: Sequence[Draft], slots: FreeSlots) -> list[bool]:
+def admit(tx: Transaction, drafts: Sequence[Draft], slots: FreeSlots) -> list[Added]:
     keys, where = set(job_keys(drafts)), slots.where
     (known,) = tx.column(_KNOWN, blob_array(list(keys)))
     (promised,) = tx.column(_PROMISED, where.tenant, where.queue)

@@ -89,7 +89,7 @@ function Palette({ close, pages, stats, tenant, flip, leave }) {
     if (JOB_ID.test(lower) && tenant !== "-") found.unshift({ name: `Open job ${lower}`, hint: "↵", run: go(`/job/${tenant}/${lower}`) });
     if (typed) found.push({ name: `Find jobs: ${typed}`, hint: "↵", run: jobs(typed) });
     return found;
-  }, [text]);
+  }, [text, stats]);
   const chosen = Math.min(at, entries.length - 1);
   useEffect(() => { box.current.querySelector('[aria-selected="true"]')?.scrollIntoView({ block: "nearest" }); }, [chosen]);
   const keys = (/** @type {any} */ event) => {

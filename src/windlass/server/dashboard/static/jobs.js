@@ -123,7 +123,7 @@ function QueryBar({ text, go, stats }) {
   const [typed, setTyped] = useState(text);
   const [open, setOpen] = useState(false);
   const [at, setAt] = useState(-1);
-  const found = useMemo(() => (open ? completions(typed, stats) : []), [typed, open]);
+  const found = useMemo(() => (open ? completions(typed, stats) : []), [typed, open, stats]);
   const take = (/** @type {{word: string}} */ one) => {
     const before = typed.slice(0, typed.length - lastWord(typed).length);
     const whole = /[:.]$/.test(one.word);

@@ -22,6 +22,9 @@ export function useTicking(make, on) {
 /** The clock of the pages, by the second. */
 export const useNow = () => useTicking(() => Math.floor(clock.now() / 1000) * 1000, []);
 
+/** Milliseconds between two questions to a server that answers slowly. */
+const SLOWEST = 8000;
+
 /**
  * What a question is answered with, asked again every so often while the page is visible. Keeps the last answer while
  * the server does not answer, and asks a slow server less often.
@@ -52,7 +55,7 @@ export function useAsked(ask, on, every = 2000) {
           connection.set(!failed, refused.status);
         }
       }
-      if (!stopped && number === asked && (every || failed)) timer = setTimeout(run, Math.max(every || 2000, 10 * (Date.now() - begun)));
+      if (!stopped && number === asked && (every || failed)) timer = setTimeout(run, Math.max(every || 2000, failed ? 0 : Math.min(SLOWEST, 10 * (Date.now() - begun))));
     };
     again.current = run;
     const seen = () => { if (!document.hidden) run(); };

@@ -146,9 +146,98 @@ local function open_tenant_queues(args)
   return tenant_queues, at, jobs, found[1] or '0'
 end
 
-local function add_batch(args)
+-- Unique jobs
+
+-- What becomes of a second one. 1 = it replaces the first, or is rejected if that has started.
+local JOIN, REJECT, REPLACE_OR_JOIN = 0, 2, 3
+local NO_IDENTITY = '\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0'
+local WHILE_PENDING, WHILE_WAITING = -1, -2 -- in the place of the time for which there is one
+
+-- Whether a job keeps off another one of its identity: as in `model/unique.py`.
+local function keeps_off(job, time)
+  local state = job[STATE]
+  if time == WHILE_WAITING then return state < RUNNING end
+  if time == WHILE_PENDING then return state <= RUNNING end
+  return state <= SUCCEEDED and now - job[CREATED] < time
+end
+
+-- The last job of an identity, if it keeps a new one off; nil if there is none.
+local function other_of(identity, time)
+  local id = redis.call('HGET', K .. ':unique', identity)
+  local job = id and load(id)
+  return job and keeps_off(job, time) and { id = id, state = job[STATE], job = job } or nil
+end
+
+-- Decide on unique jobs, before anything is written. `packed`: of each its identity (NO_IDENTITY = it is a plain one), what
+-- becomes of it if there is another ('B'), for how long there is one (us, or WHILE_…), and its id after its length.
+-- Returns: `ids` (by number; false = it is not stored), `answers` (false = as the batch says), which are `plain`, the
+-- `replaced` jobs, and `last`, the id by identity; or, as one string, the state and id of the job for which one was rejected,
+-- after the number of that one.
+local function settle(packed)
+  local found, own, new, at = { ids = {}, answers = {}, plain = {}, replaced = {}, last = {} }, {}, {}, 1
+  while at <= #packed do
+    local i, identity, second, time, id = #found.ids + 1, nil, nil, nil, nil
+    identity, second, time, id, at = struct.unpack('>c16Bi8Bc0', packed, at)
+    found.plain[i] = identity == NO_IDENTITY
+    local other = not found.plain[i] and (new[identity] or other_of(identity, time))
+    local is_waiting = other and other.state < RUNNING
+    if found.plain[i] then
+      own[id], found.ids[i], found.answers[i] = true, id, false
+    elseif own[id] or redis.call('EXISTS', K .. 'j' .. id) == 1 then
+      found.ids[i], found.answers[i] = false, 0
+    elseif not other then
+      own[id], new[identity] = true, { id = id, state = QUEUED, number = i }
+      found.ids[i], found.answers[i], found.last[identity] = id, 1, id
+    elseif second == JOIN or second == REPLACE_OR_JOIN and not is_waiting then
+      found.ids[i], found.answers[i] = false, id_of(other.id)
+    elseif second ~= REJECT and is_waiting then
+      if other.job then push(found.replaced, other.job) else found.ids[other.number] = false end
+      new[identity] = { id = other.id, state = QUEUED, number = i }
+      found.ids[i], found.answers[i], found.last[identity] = other.id, '+' .. id_of(other.id), other.id
+    else
+      return struct.pack('>IB', i, other.state) .. id_of(other.id)
+    end
+  end
+  return found
+end
+
+-- Drop jobs that are replaced. What waits for them goes on to wait.
+local function make_way(jobs)
+  for _, job in ipairs(jobs) do
+    leave(job)
+    if has(job, FOLLOWED) then
+      unmark(job, FOLLOWED)
+      push(deleted_keys, K .. 'k' .. job.id)
+      if not redis.call('ZSCORE', K .. ':completed', id_of(job.id) .. job.lane.tenant) then push(deleted_keys, K .. 't' .. job.id) end
+    end
+    push(in_(removed, ':owner_timeouts'), job.id)
+    vanish(job, job[STATE])
+  end
+  flush()
+  flow.end_rounds()
+end
+
+-- Note what unique jobs are known by, once they are stored.
+local function note_unique(unique)
+  for identity, id in pairs(unique.last) do
+    local before = redis.call('HGET', K .. ':unique', identity)
+    if before then redis.call('HDEL', K .. ':identities', before) end
+    redis.call('HSET', K .. ':unique', identity, id)
+    redis.call('HSET', K .. ':identities', id, identity)
+  end
+  for _, job in ipairs(unique.replaced) do
+    if redis.call('EXISTS', K .. 'c' .. job.id) == 1 then
+      local flags = string.byte(redis.call('GETRANGE', job.key, '3', '3'))
+      redis.call('SETRANGE', job.key, '3', string.char(bit.bor(flags, FOLLOWED)))
+    end
+  end
+end
+
+-- `unique`: what `settle` has decided, if the jobs are unique.
+local function add_batch(args, unique)
   local tenant_queues, at, jobs, epoch = open_tenant_queues(args)
   if epoch ~= args[2] then return refuse_epoch() end
+  if unique and unique.replaced[1] then make_way(unique.replaced) end
   for _, one in ipairs(tenant_queues) do one.base = redis.call('HINCRBY', K .. ':pos', one.name, one.number) - one.number + 1 end
   local seq = redis.call('INCRBY', K .. ':seq', jobs) - jobs
   local owner_clocks = {}
@@ -171,7 +260,8 @@ local function add_batch(args)
     local id = key_of(id_of(meta), tenant_queue.tenant)
     local seq8, pos = struct.pack('>I8', seq + i), tenant_queue.base + struct.unpack('>I', meta, 60)
     local value = options.before_place .. seq8 .. struct.pack('>I8', pos) .. options.behind_place .. body
-    if redis.call('SET', K .. 'j' .. id, value, 'NX') then
+    if unique and not unique.plain[i] then id, value = unique.ids[i], string.char(UNIQUE) .. string.sub(value, 2) end
+    if id and redis.call('SET', K .. 'j' .. id, value, 'NX') then
       created[i] = 1
       if extras then store_extras(id, extras, args, at) end
       if lane_name == '' or string.sub(body, 1, #lane_name) ~= lane_name then
@@ -228,6 +318,22 @@ end
 --         body = lane, zero byte, terms, payload
 -- returns →  for each job 1 if it is new, else 0; or the error STALERULES, and nothing was stored
 register('add', STORES, add)
+
+-- Store new jobs, of some of which there is to be one at a time.
+-- args →  what `settle` reads; then as for add
+-- returns →  for each job 1 if it is new, 0 if its id exists, or the id of the job that there is instead, with a plus sign
+--         before it if that was replaced; or, if one was rejected and nothing was stored, a string: its number, and the state
+--         and id of the job for which it was rejected; or the error STALERULES, as for add
+register('add_unique', STORES, function(args)
+  local unique, rest = settle(args[2]), { args[1] }
+  if type(unique) == 'string' then return unique end
+  for i = 3, #args do rest[#rest + 1] = args[i] end
+  local created = add_batch(rest, unique)
+  if created.err then return created end
+  note_unique(unique)
+  for i, answer in ipairs(unique.answers) do unique.answers[i] = answer or created[i] end
+  return unique.answers
+end)
 
 -- Store new yielding jobs of one tenant queue, if a slot is free for each that is new.
 -- args →  tenant queue; slots that jobs ahead of them will take; the workers as `flow.free_slots` reads them; number of

@@ -194,11 +194,20 @@ local function spend(job)
   end
 end
 
+-- Forget what a unique job is known by, unless that is another one now.
+local function forget_identity(id)
+  local identity = redis.call('HGET', K .. ':identities', id)
+  if not identity then return end
+  redis.call('HDEL', K .. ':identities', id)
+  redis.call('HDEL', K .. ':unique', identity)
+end
+
 -- Drop everything of a job that has left the index of its state `before`.
 local function vanish(job, before)
   stop_waiting(job)
   forget_progress(job)
   push(deleted_keys, job.key)
+  if job[KIND] == UNIQUE then forget_identity(job.id) end
   if has(job, RESULT) then push(deleted_keys, K .. 'r' .. job.id) end
   if has(job, ERRORS) then push(deleted_keys, K .. 'e' .. job.id) end
   if bit.band(job[FLAGS], TIMED) == TIMED then push(deleted_keys, K .. 'h' .. job.id) end

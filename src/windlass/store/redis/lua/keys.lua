@@ -21,6 +21,9 @@
 --   Kg<id>                  hash    the files that a run has left: name -> bytes
 --   Kd<id>                  hash    the results of its steps: name -> time of the end ('>I8'), number among them ('>I'), bytes
 --   Kn<id>                  string  how often callers have edited it ('>I'), and its annotations, opaque here; absent = never
+--   K:unique                hash    identity -> id of the last unique job that was added under it, as long as there is that
+--                                   job
+--   K:identities            hash    id of such a job -> its identity
 --   Ka<id>                  string  ids of the jobs that a blocked job still waits for, one after the other
 --   Kc<id>                  set     ids of the jobs that wait for it; they are of its tenant
 --   Kt<id>                  string  the job that is to follow it, opaque here
@@ -80,7 +83,7 @@
 -- are in flow.lua.
 --
 -- A job is one string, so that a waiting job is one key and one member:
---   head     68 bytes: HEAD below
+--   head     68 bytes: HEAD below; it begins with 1, or with UNIQUE
 --   lane     up to a zero byte
 --   terms    its options, opaque here
 --   payload  opaque here
@@ -91,8 +94,11 @@
 -- every job is made a string once (`stamp`).
 
 local HEAD = '>BBBBIBBI8I8HIiI8I8I8d'
-local STATE, REASON, FLAGS, ATTEMPT, CRASHES, LOSSES, UPDATED, DUE, RUN_SIZE = 2, 3, 4, 5, 6, 7, 8, 9, 10 -- 1 is the version
+local STATE, REASON, FLAGS, ATTEMPT, CRASHES, LOSSES, UPDATED, DUE, RUN_SIZE = 2, 3, 4, 5, 6, 7, 8, 9, 10
 local TERMS_SIZE, PRIORITY, SEQ, POS, KEEP, HEAD_FIELDS = 11, 12, 13, 14, 16, 16 -- these never change; 15 is the creation
+
+local KIND, CREATED = 1, 15
+local UNIQUE = 2 -- the kind of a job that has, or had, an entry in K:unique
 
 -- A run as it is answered and handled here, as it is stored while it lasts, and as it is stored afterwards.
 local RUN = '>c8II8I8Hss'
