@@ -269,6 +269,8 @@ class Plan:
         else:
             payload = plan.pack_rest(call.args, call.kwargs)
         new = task.with_payload(payload)
+        if new.unique is not None:  # it might join another job, whose id is not known here
+            raise Invalid(f"{task.name} is unique: in a workflow use {task.name}.using(unique=None)", at="unique")
         if before is not None and before.ids:
             passed = None if call.immutable or before.empty else before.with_results
             new = _waiting(new, before.ids, passed)

@@ -18,10 +18,13 @@ from tests.support.http_servers import LOCAL, Web
 from tests.support.patience import PATIENCE
 from tests.support.servers import NewPrefix
 from windlass import Conflict, Invalid, Windlass, chain, cli, current
+from windlass.addresses import open_engine
 from windlass.app import Task
 from windlass.model.job import Job as Record
 from windlass.model.job import State
-from windlass.model.operations import EnqueueMany, Show
+from windlass.model.new_job import JobOptions
+from windlass.model.operations import EnqueueMany, Register, Show
+from windlass.model.worker import NewWorker
 
 Mail = Task[..., int, int]
 
@@ -342,7 +345,8 @@ def test_on_the_command_line(
 ) -> None:
     address = str(tmp_path / "jobs.db") if store == "file" else request.getfixturevalue("redis_server").url
     monkeypatch.setenv("WINDLASS_STORE", address)
-    monkeypatch.setenv("WINDLASS_TENANT", f"t{os.getpid()}-{store}")
+    tenant = f"t{os.getpid()}-{store}"
+    monkeypatch.setenv("WINDLASS_TENANT", tenant)
 
     def enqueue(*words: str, status: int = 0) -> tuple[str, str]:
         capfd.readouterr()
@@ -364,3 +368,20 @@ def test_on_the_command_line(
     assert "unique" in found
     assert "queued" in found
     assert "always" in enqueue("1", "--unique", "always", status=2)[1]
+
+    async def declare() -> None:
+        options = {"once": JobOptions(unique="pending", unique_key="all")}
+        worker = NewWorker(name="w", queues=["default"], slots=1, tasks=["once"], options=options)
+        async with open_engine(address) as engine:
+            await engine(Register(tenant=tenant, worker=worker))
+
+    asyncio.run(declare())
+
+    def once(*words: str) -> str:
+        capfd.readouterr()
+        assert cli.run(["enqueue", "once", *words]) == 0
+        return str(capfd.readouterr().out)
+
+    only = once("1")
+    assert once("2") == only, "a job by name is unique if its task says so"
+    assert once("2", "--exact") != only

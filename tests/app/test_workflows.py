@@ -216,6 +216,7 @@ def test_arguments_are_checked_before_anything_is_sent(app: Windlass) -> None:
             chain(tasks.number.s(1), tasks.nothing.s()),
             chain(tasks.number.s(1), tasks.add.using(after=["00000000-0000-7000-8000-0000000000df"])),
             group(tasks.number.s(n) for n in range(1001)).then(tasks.total),
+            chain(tasks.number.using(unique="pending").s(1), tasks.add),
             chain(),
         ):
             with pytest.raises(Invalid):

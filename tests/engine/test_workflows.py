@@ -25,6 +25,7 @@ from windlass.model.operations import (
     EnqueueMany,
     Finish,
     Finished,
+    GetResult,
     Show,
 )
 from windlass.model.outcome import Verdict
@@ -93,6 +94,16 @@ async def test_a_second_run_gets_the_results_again(engine: Engine) -> None:
     await finish(engine, worker, claimed, Verdict.RETRY, delay=0.0)
     await upkeep.promote(engine)
     assert (await take(engine, worker)).results == [1]
+
+
+async def test_a_result_that_is_kept_for_one_reading_is_still_there_for_that(engine: Engine) -> None:
+    parent = await ended(engine, "a", result=packed(1), terms={"keep_result": "once"})
+    other = await ended(engine, "a", result=packed(2), terms={"keep_result": "once"})
+    for after in ([parent.id], [parent.id, other.id]):
+        await enqueue(engine, after=after, with_results="list")
+        (claimed,) = await claim_all(engine)
+        assert claimed.results == [1, 2][: len(after)]
+    assert [(await engine(GetResult(id=parent.id))).result for _ in range(2)] == [packed(1), UNSET]
 
 
 async def test_a_parent_that_did_not_succeed_has_no_result(engine: Engine) -> None:

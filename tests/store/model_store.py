@@ -553,15 +553,15 @@ class ModelJobs:
     async def tenants_with(self, ids: Sequence[str]) -> list[list[str]]:
         return [sorted(key.tenant for key in self._jobs if key.id == id) for id in ids]
 
-    async def results(self, keys: Sequence[JobKey]) -> list[StoredResult | None]:
-        return [self._result(key) for key in keys]
+    async def results(self, keys: Sequence[JobKey], *, spend: bool = True) -> list[StoredResult | None]:
+        return [self._result(key, spend) for key in keys]
 
-    def _result(self, key: JobKey) -> StoredResult | None:
+    def _result(self, key: JobKey, spend: bool) -> StoredResult | None:
         entry = self._jobs.get(key)
         if entry is None or (entry.drop_result_at is not None and entry.drop_result_at <= self.clock.now()):
             return None
         kept = entry.result
-        if entry.job.keep_result == "once":
+        if entry.job.keep_result == "once" and spend:
             self._spend(entry)
         return kept
 

@@ -147,6 +147,7 @@ TERMS = st.fixed_dictionaries(
         "keep_result_for": some_of((0.0, 1.0, 9.0, 10.0)),
         "keep_success": some_of((None, 0.0, 10.0)),
         "keep_failure": some_of((None, 0.0, 10.0)),
+        "on_failure": some_of(TASKS),
         "tags": some_of((["t"], ["t", "u"])),
         "headers": st.just({"trace": "1"}),
         "isolate": st.just(True),
@@ -309,6 +310,8 @@ class Walk(RuleBasedStateMachine):
         if terms["sole"]:
             queue = {"a.b": "a", "a-b": "default"}.get(new.queue, new.queue)
             new = replace(new, task="x", queue=queue, keep_success=20.0, **terms["sole"])
+        if new.keep_failure == 0:
+            new = replace(new, on_failure=None)  # there would be no record to pass on
         if isinstance(name, bytes):
             return replace(new, id=fresh_id(name, new.queue))
         if isinstance(name, int):

@@ -1,11 +1,15 @@
 """A soft timeout is raised in a task's own code: it cleans up or returns what it has; uncaught it is a timeout."""
 
+import threading
+import time
+
 import pytest
 
 from tests.support.worker_harness import STORES, MakeHarness, StoreKind, WorkerHarness
-from windlass import Windlass
+from windlass import SoftTimeout, Windlass
 from windlass.model.errors import Invalid
 from windlass.model.job import Reason, State
+from windlass.worker.contexts.soft_timeouts import _Alarm
 
 TASKS = """
 import asyncio
@@ -219,3 +223,33 @@ def test_in_tests_no_time_passes() -> None:
 
     with app.testing.inline():
         assert work.enqueue().result() == sum(range(100_000))
+
+
+class Run:
+    """A run, as far as its alarm asks."""
+
+    def __init__(self, *, cancelled: bool) -> None:
+        self.stopping = threading.Lock()
+        self.is_cancelled = cancelled
+
+
+@pytest.mark.parametrize(("stopped", "cancelled"), [(True, False), (False, True), (False, False)])
+def test_only_a_run_that_goes_on_and_is_not_cancelled_gets_it(*, stopped: bool, cancelled: bool) -> None:
+    raised: list[type[BaseException]] = []
+
+    def run_in_thread() -> None:
+        alarm = _Alarm(600, Run(cancelled=cancelled))
+        if stopped:
+            alarm.stop()
+        try:
+            alarm._ring()
+            for _ in range(1000):
+                time.monotonic()
+        except SoftTimeout as fault:
+            raised.append(type(fault))
+        alarm.stop()
+
+    thread = threading.Thread(target=run_in_thread)
+    thread.start()
+    thread.join()
+    assert raised == ([] if stopped or cancelled else [SoftTimeout])

@@ -146,6 +146,8 @@ def test_named_queues_take_turns_by_weight(make_harness: MakeHarness, redis_serv
     last = len(order) - order[::-1].index("mail")
     early = order[:last].count("few")
     assert 20 < early < 100, "about a quarter of two hundred"
+    shop.start("-q", "mail=4,few")
+    assert "mail=4,few" in shop.run("workers", "ls", "--tenant", shop.tenant).stdout
     assert shop.run("worker", "-q", "mail=2", "--strict").stderr.strip().endswith("leave the numbers out")
     assert "--queues: not a name, nor one with a number of turns" in shop.run("worker", "-q", "mail=17").stderr
 

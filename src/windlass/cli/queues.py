@@ -106,6 +106,11 @@ def _count(state: State, row: QueueCounts | QueueStats) -> Text:
 # Workers of a queue
 
 
+def _queues_text(worker: Worker) -> str:
+    """As they are given to `windlass worker -q`."""
+    return ",".join(f"{one}={worker.weights[one]}" if one in worker.weights else one for one in worker.queues)
+
+
 def worker_columns(found: Sequence[Worker]) -> list[Column]:
     now = SystemClock().now()
     columns = [Column("worker", lambda worker: worker.name)]
@@ -117,7 +122,7 @@ def worker_columns(found: Sequence[Worker]) -> list[Column]:
         *columns,
         Column("node", lambda worker: worker.node),
         Column("pid", lambda worker: str(worker.pid or ""), right=True),
-        Column("queues", lambda worker: ",".join(worker.queues)),
+        Column("queues", _queues_text),
         *([Column("offers", lambda worker: ",".join(worker.offers))] if offers else []),
         Column("running", lambda worker: f"{worker.running} of {worker.slots}", right=True),
         Column("", lambda worker: Text("draining" if worker.draining else "", style="yellow")),

@@ -84,7 +84,7 @@ async def give_results(context: EngineContext, claims: Sequence[Claimed]) -> lis
     reading = await context.store.jobs.read(keys)
     parents = Parents(reading.now, dict(zip(keys, reading.records, strict=True)))
     first = list(dict.fromkeys(JobKey(job.after[0], job.tenant) for job in asking if len(job.after) == 1))
-    kept = dict(zip(first, await context.store.jobs.results(first), strict=True)) if first else {}
+    kept = dict(zip(first, await context.store.jobs.results(first, spend=False), strict=True)) if first else {}
     found: list[Claimed] = []
     for claimed in claims:
         if claimed.job.with_results is None:
@@ -116,7 +116,11 @@ async def _results_for(
     found: list[StoredResult | None] = []
     for start in range(0, len(keys), RESULTS_AT_ONCE):
         some = keys[start : start + RESULTS_AT_ONCE]
-        found += [kept[key] for key in some] if set(some) <= kept.keys() else await context.store.jobs.results(some)
+        found += (
+            [kept[key] for key in some]
+            if set(some) <= kept.keys()
+            else await context.store.jobs.results(some, spend=False)
+        )
         size, most = sum(len(one.data) for one in found if one is not None), context.settings.most_result
         if size > most:
             raise TooLarge(f"the jobs that it waited for have more than {most} bytes of results together")

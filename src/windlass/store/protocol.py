@@ -65,8 +65,8 @@ class JobStore(Protocol):
     async def tenants_with(self, ids: Sequence[str]) -> list[list[str]]:
         """For each id, the tenants that have such a job, sorted."""
 
-    async def results(self, keys: Sequence[JobKey]) -> list[data.StoredResult | None]:
-        """The results of jobs, unless their time is over; one that is kept for one reading only is gone afterwards."""
+    async def results(self, keys: Sequence[JobKey], *, spend: bool = True) -> list[data.StoredResult | None]:
+        """The results of jobs, unless their time is over. `spend`: one kept for one reading only is gone afterwards."""
 
     async def output(self, key: JobKey, after: int, limit: int) -> list[Chunk]:
         """Output chunks after number `after`. The newest are kept, across runs, until a finished job is rerun."""

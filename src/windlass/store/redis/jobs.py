@@ -359,13 +359,14 @@ class RedisJobs:
                 rest = rest[len(reply) :]
         return found
 
-    async def results(self, keys: Sequence[JobKey]) -> list[StoredResult | None]:
+    async def results(self, keys: Sequence[JobKey], *, spend: bool = True) -> list[StoredResult | None]:
         if len(keys) == 1:  # also without an event loop
-            return [await self._result(keys[0])]
-        return [*await asyncio.gather(*map(self._result, keys))]
+            return [await self._result(keys[0], spend)]
+        return [*await asyncio.gather(*[self._result(key, spend) for key in keys])]
 
-    async def _result(self, key: JobKey) -> StoredResult | None:
-        reply = await self.partitions.call("result", self.partitions.of_id(key.id), [raw_key(*key)])
+    async def _result(self, key: JobKey, spend: bool) -> StoredResult | None:
+        partition = self.partitions.of_id(key.id)
+        reply = await self.partitions.call("result", partition, [raw_key(*key), int(spend)])
         return None if reply is None else layout.kept(reply)
 
     async def output(self, key: JobKey, after: int, limit: int) -> list[Chunk]:

@@ -116,11 +116,11 @@ class SqliteJobs:
     async def tenants_with(self, ids: Sequence[str]) -> list[list[str]]:
         return await self._connection.read(lambda tx: jobs.tenants_with(tx, ids)) if ids else []
 
-    async def results(self, keys: Sequence[JobKey]) -> list[StoredResult | None]:
+    async def results(self, keys: Sequence[JobKey], *, spend: bool = True) -> list[StoredResult | None]:
         found = await self._connection.read(lambda tx: [jobs.peek_result(tx, key) for key in keys])
-        once = [key for key, (_, once) in zip(keys, found, strict=True) if once]
+        once = [key for key, (_, once) in zip(keys, found, strict=True) if once and spend]
         taken = await self._connection.write(lambda tx: jobs.take_results(tx, once)) if once else {}
-        return [taken[key] if once else kept for key, (kept, once) in zip(keys, found, strict=True)]
+        return [taken.get(key, kept) for key, (kept, _) in zip(keys, found, strict=True)]
 
     async def output(self, key: JobKey, after: int, limit: int) -> list[Chunk]:
         return await self._connection.read(lambda tx: jobs.read_output(tx, key, after, limit))

@@ -35,7 +35,7 @@ register('tenants_with', READS, function(args)
 end)
 
 -- The result of a job, unless its time is over. A result that may be read once is dropped, but for the job that follows.
--- args →  id
+-- args →  id, 1 if it counts as read, else 0
 -- returns →  content type, zero byte, data; or nothing
 register('result', FREES_MEMORY, function(args)
   local id = args[2]
@@ -47,7 +47,7 @@ register('result', FREES_MEMORY, function(args)
     once = struct.unpack(HOLD, redis.call('GET', K .. 'h' .. id)) == 1
   end
   local result = redis.call('GET', K .. 'r' .. id)
-  if once then spend(job) end
+  if once and args[3] == '1' then spend(job) end
   return result
 end)
 
