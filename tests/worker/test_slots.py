@@ -98,8 +98,10 @@ def test_a_job_that_needs_two_slots_is_not_overtaken_by_those_that_need_one(harn
 def test_a_job_that_needs_more_slots_than_a_worker_has_runs_alone(harness: WorkerHarness) -> None:
     huge = [harness.app.tasks["huge"].enqueue(word) for word in ("a", "b")]
     harness.app.tasks["light"].enqueue("c")
-    harness.start("-c", "2")
+    worker = harness.start("-c", "2", "-v")
     assert harness.noted("start", 1) == ["a"]
+    worker.hear(rf"{huge[1].id} huge takes .*: released")
+    until(lambda: huge[1].state == "queued")
     let_go(harness)
     assert [harness.ended(job).attempt for job in huge] == [1, 1]
     assert harness.noted("end", 3) == ["a", "b", "c"]
