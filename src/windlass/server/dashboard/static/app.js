@@ -2,8 +2,9 @@
 /** The frame of the pages: signing in, navigation, keyboard. */
 
 import { html, render, useEffect, useLayoutEffect, useMemo, useRef, useState } from "./vendor/htm-preact-3.1.1.js";
-import { number, queue, send, word } from "./api.js";
-import { Dialogs, Toasts, connection, useAsked } from "./parts.js";
+import { number, parseQuery, queue, send, word } from "./api.js";
+import { useStream } from "./live.js";
+import { Dialogs, Toasts, connection, moves, useAsked } from "./parts.js";
 import { Job } from "./job.js";
 import { Failures, Jobs } from "./jobs.js";
 import { Overview } from "./overview.js";
@@ -104,6 +105,17 @@ function Palette({ close, pages, stats, tenant, flip, leave }) {
     <ul id="commands" role="listbox" aria-label="Commands">${entries.map((one, place) => html`<li id=${`command-${place}`} role="option" aria-selected=${place === chosen} onClick=${() => { close(); one.run(); }}><span>${one.name}</span><span class="dim small">${one.hint}</span></li>`)}</ul></dialog>`;
 }
 
+/** The fields by which events can be told apart: they stay as they are while a job lives. */
+const LASTING = ["task", "queue", "tag"];
+
+/** The events of a list. @param {string} tenant @param {string} text the query of the page */
+function eventsOf(tenant, text) {
+  const { query, wrong } = parseQuery(text);
+  const match = new URLSearchParams();
+  for (const name of wrong ? [] : LASTING) for (const value of [query[name] ?? []].flat()) match.append(name, value);
+  return { url: queue(tenant).url(match.size ? `/events?${match}` : "/events"), whole: !match.size };
+}
+
 /** @param {{who: Who, leave: () => void}} props */
 function Frame({ who, leave }) {
   const route = useRoute();
@@ -115,7 +127,11 @@ function Frame({ who, leave }) {
   const pages = PAGES.filter((one) => !one.scope || can(one.scope));
   const [seen, look] = useState(localStorage.getItem("tenant") ?? "default");
   const tenant = who.tenant === "-" ? seen : who.tenant;
-  const known = useAsked(() => queue(who.tenant).get("/stats"), [who.tenant], 2000).data;
+  const job = /^\/job\/([^/]+)\/([0-9a-f-]+)$/.exec(path);
+  const current = PAGES.find((one) => one.path === path) ?? (job ? PAGES[1] : undefined);
+  const events = eventsOf(tenant, path === "/jobs" ? new URLSearchParams(rest).get("q") ?? "" : "");
+  useStream(job ? queue(decodeURIComponent(job[1])).url(`/jobs/${job[2]}/events`) : events.url);
+  const known = useAsked(() => queue(who.tenant).get("/stats"), [who.tenant], job ? 4000 : 2000, !job && events.whole ? moves : undefined).data;
   const stats = useMemo(() => known && { queues: known.queues.filter((/** @type {any} */ one) => tenant === "-" || one.tenant === tenant) }, [known, tenant]);
   const tenants = [...new Set(["default", seen, ...(known?.queues ?? []).map((/** @type {any} */ one) => one.tenant)])].filter((one) => one !== "-").sort();
   const choose = (/** @type {any} */ event) => { localStorage.setItem("tenant", event.target.value); look(event.target.value); };
@@ -143,8 +159,6 @@ function Frame({ who, leave }) {
     return () => { connection.listeners.delete(listener); removeEventListener("keydown", keys); };
   }, []);
 
-  const job = /^\/job\/([^/]+)\/([0-9a-f-]+)$/.exec(path);
-  const current = PAGES.find((one) => one.path === path) ?? (job ? PAGES[1] : undefined);
   useEffect(() => { document.title = `${current ? current.name : "Windlass"} · Windlass`; scrollTo(0, 0); }, [path]);
   const shown = { tenant, can, query: new URLSearchParams(rest), who, stats };
   const page = job

@@ -3,15 +3,17 @@
 
 import { html, useEffect, useRef, useState } from "./vendor/htm-preact-3.1.1.js";
 import { FINISHED, bytes, number, queue, span, word } from "./api.js";
-import { Action, Fault, JobLink, JobsLink, Link, Menu, Panel, Since, State, Time, ask, exact, json, pretty, sure, useAsked, useNow } from "./parts.js";
+import { live } from "./live.js";
+import { Action, Fault, JobLink, JobsLink, Link, Menu, Panel, Since, State, Time, ask, exact, json, moves, pretty, sure, useAsked, useNow } from "./parts.js";
 
 const WAITING = ["queued", "scheduled", "blocked"];
 
 /** @param {any} props */
 export function Job({ tenant, id, can }) {
   const api = queue(tenant);
-  const shown = useAsked(() => api.get(`/jobs/${id}`), [tenant, id], 1500);
+  const shown = useAsked(() => api.get(`/jobs/${id}`), [tenant, id], 1500, (name) => moves(name) || name === "progress");
   const job = shown.data;
+  useEffect(() => { if (job && !FINISHED.includes(job.state)) live.resume(); }, [job?.state, job?.attempt]);
   if (!job) return html`<div class="head"><h1 class="mono">${id}</h1></div>${shown.fault ? html`<${Fault} fault=${shown.fault} />` : html`<div class="empty" aria-busy="true">…</div>`}`;
   return html`<div class="head"><h1>${job.task}</h1><${State} state=${job.state} /><code class="dim">${job.id}</code><span class="grow"></span>
       ${can("operate") && html`<${Actions} api=${api} job=${job} again=${shown.again} can=${can} />`}</div>
@@ -19,7 +21,7 @@ export function Job({ tenant, id, can }) {
     <div class="stack"><${Why} api=${api} job=${job} can=${can} />
       <div class="two"><div class="stack">
         ${job.progress && html`<${Progress} progress=${job.progress} />`}
-        <${Result} api=${api} job=${job} /><${Attempts} job=${job} /><${Family} api=${api} job=${job} /><${Output} api=${api} job=${job} /><${Payload} api=${api} job=${job} /><${Files} api=${api} job=${job} /></div>
+        <${Result} api=${api} job=${job} /><${Attempts} job=${job} /><${Family} api=${api} job=${job} /><${Output} job=${job} /><${Payload} api=${api} job=${job} /><${Files} api=${api} job=${job} /></div>
       <div class="stack"><${Timeline} job=${job} /><${Facts} job=${job} /></div></div></div>`;
 }
 
@@ -51,7 +53,7 @@ function Actions({ api, job, again, can }) {
 /** Why it does not run, how long that will last, and what can be done about it. @param {any} props */
 function Why({ api, job, can }) {
   const waits = WAITING.includes(job.state);
-  const asked = useAsked(() => (waits ? api.get(`/jobs/${job.id}/estimate`) : Promise.resolve(null)), [job.id, waits], waits ? 2000 : 0);
+  const asked = useAsked(() => (waits ? api.get(`/jobs/${job.id}/estimate`) : Promise.resolve(null)), [job.id, waits], waits ? 2000 : 0, (name) => moves(name) || name === "estimate");
   const now = useNow();
   if (job.state === "running") {
     const left = job.deadline ? (new Date(job.deadline).getTime() - now) / 1000 : undefined;
@@ -156,7 +158,7 @@ function Family({ api, job }) {
     const query = pending ? { state: "blocked" } : { created_after: job.created_at };
     const page = await api.get("/jobs", { ...query, order: "newest", limit: 200 });
     return { before, after: page.jobs.filter((/** @type {any} */ one) => (one.after ?? []).includes(job.id)) };
-  }, [job.id, job.state], 5000).data;
+  }, [job.id, job.state], 5000, moves).data;
   if (!family || (!parents.length && !family.after.length && !job.then)) return null;
   const node = (/** @type {any} */ one) => html`<a class=${`node ${one.id === job.id ? "self" : ""}`} href=${`#/job/${job.tenant}/${one.id}`} title=${one.id}><i class=${`dot ${one.state}`}></i><span class="clip">${one.task}</span><span class="dim small">${one.state}</span></a>`;
   const rest = (/** @type {number} */ count) => (count > MOST_RELATIVES ? [html`<span class="node dim">and ${count - MOST_RELATIVES} more</span>`] : []);
@@ -180,32 +182,16 @@ function Edges({ from, to, tall }) {
 }
 
 /** @param {any} props */
-function Output({ api, job }) {
-  const [chunks, set] = useState(/** @type {{n: number, stream: string, text: string}[]} */ ([]));
+function Output({ job }) {
+  const [chunks, set] = useState(live.output);
   const box = useRef(/** @type {any} */ (null));
   const ended = FINISHED.includes(job.state);
   useEffect(() => {
-    let after = 0, stopped = false;
-    /** @type {any} */
-    let timer;
-    /** @type {Record<string, TextDecoder>} */
-    const decoders = {};
-    set([]);
-    const read = async () => {
-      try {
-        const page = await api.get(`/jobs/${job.id}/output`, { after });
-        if (page.chunks.length && !stopped) {
-          after = page.next;
-          const come = page.chunks.map((/** @type {any} */ one) => ({ n: one.n, stream: one.stream, text: (decoders[one.stream] ??= new TextDecoder()).decode(Uint8Array.from(atob(one.data), (byte) => byte.charCodeAt(0)), { stream: true }) }));
-          set((old) => [...old, ...come].slice(-500));
-        }
-        if (stopped || (page.ended && !page.chunks.length)) return;
-      } catch { /* the line at the top says so */ }
-      if (!stopped) timer = setTimeout(read, ended ? 10 : document.hidden ? 5000 : 700);
-    };
-    read();
-    return () => { stopped = true; clearTimeout(timer); };
-  }, [job.id, job.attempt, ended]);
+    const listener = () => set(live.output);
+    live.listeners.add(listener);
+    listener();
+    return () => { live.listeners.delete(listener); };
+  }, [job.id]);
   const follows = !box.current || box.current.scrollHeight - box.current.scrollTop - box.current.clientHeight < 40;
   useEffect(() => { if (follows && box.current) box.current.scrollTop = box.current.scrollHeight; }, [chunks]);
   const live = !ended && html`<span class="badge running">live</span>`;

@@ -29,7 +29,7 @@ export function Jobs({ tenant, can, query, stats }) {
   const parsed = useMemo(() => parseQuery(text), [text]);
   const api = queue(tenant);
   const stands = still || chosen.size > 0 || next !== undefined;
-  const list = useAsked(() => (parsed.wrong ? Promise.resolve({ jobs: [], next: null }) : api.get("/jobs", { ...parsed.query, limit: ROWS, order: "newest" })), [tenant, text], stands ? 0 : 2000);
+  const list = useAsked(() => (parsed.wrong ? Promise.resolve({ jobs: [], next: null }) : api.get("/jobs", { ...parsed.query, limit: ROWS, order: "newest" })), [tenant, text], stands ? 0 : 2000, () => true);
   const go = (/** @type {string} */ to) => { location.hash = to ? `/jobs?q=${encodeURIComponent(to)}` : "/jobs"; };
   const rows = useMemo(() => [...(list.data?.jobs ?? []), ...more].slice(-MOST_ROWS), [list.data, more]);
   const beyond = next === undefined ? list.data?.next : next;
@@ -67,7 +67,7 @@ export function Jobs({ tenant, can, query, stats }) {
   ];
   const operate = can("operate");
   return html`<div class="head"><h1>Jobs</h1><span class="grow"></span>
-      <button aria-pressed=${!stands} title="Follow what changes, every two seconds" onClick=${() => (stands ? newest() : setStill(true))}>${stands ? "Still" : "Live"}</button>
+      <button aria-pressed=${!stands} title="Follow what changes" onClick=${() => (stands ? newest() : setStill(true))}>${stands ? "Still" : "Live"}</button>
       <a class="button" href=${exportUrl(tenant, parsed.query)} download="jobs.ndjson" title="All that match, a line of JSON each">Export</a></div>
     <${QueryBar} text=${text} go=${go} stats=${stats} key=${text} />
     ${parsed.wrong && html`<div class="note-line bad gap" role="alert">${parsed.wrong}</div>`}<${Fault} fault=${list.fault} />
@@ -290,10 +290,13 @@ async function groupsOf(api) {
   return { groups: [...groups.values()].sort((a, b) => b.count - a.count || (a.last_at < b.last_at ? 1 : -1)), scanned, more: !!after };
 }
 
+/** Events that make or remove a failure. @param {string} name */
+const ends = (name) => ["failed", "queued", "retrying", "deleted", "gap"].includes(name);
+
 /** @param {any} props */
 export function Failures({ tenant, can }) {
   const api = queue(tenant);
-  const list = useAsked(() => groupsOf(api), [tenant], 5000);
+  const list = useAsked(() => groupsOf(api), [tenant], 5000, ends);
   const [open, set] = useState("");
   const name = (/** @type {any} */ group) => `${group.tenant}/${group.fingerprint}`;
   const act = (/** @type {any} */ group, /** @type {string} */ verb) => async () => {

@@ -3,7 +3,7 @@
 
 import { html, useState } from "./vendor/htm-preact-3.1.1.js";
 import { number, queue, span, word } from "./api.js";
-import { Chart, Empty, Fault, JobsLink, Link, Panel, Since, Table, Time, Use, useAsked } from "./parts.js";
+import { Chart, Empty, Fault, JobsLink, Link, Panel, Since, Table, Time, Use, moves, useAsked } from "./parts.js";
 
 /** @param {any} stats @param {string} state */
 const total = (stats, state) => stats.queues.reduce((/** @type {number} */ sum, /** @type {any} */ one) => sum + (one.states[state] ?? 0), 0);
@@ -37,7 +37,7 @@ export function Overview({ tenant, stats }) {
   const api = queue(tenant);
   const [range, setRange] = useState("hour");
   const chosen = RANGES[range];
-  const queues = useAsked(() => queuesOf(api), [tenant], 3000);
+  const queues = useAsked(() => queuesOf(api), [tenant], 3000, moves);
   const workers = useAsked(() => api.get("/workers"), [tenant], 4000).data;
   const history = useAsked(() => api.get("/history", { step: chosen.step, points: chosen.points }), [tenant, range], 15000).data;
   const points = history?.points ?? [];

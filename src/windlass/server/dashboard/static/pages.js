@@ -4,7 +4,7 @@
 import { html, useState } from "./vendor/htm-preact-3.1.1.js";
 import { bytes, clock, number, queue, span, word } from "./api.js";
 import { NewWait, QueueName, Tiers, limitsOf, queueKey, queuesOf } from "./overview.js";
-import { Action, Empty, Fault, JobLink, JobsLink, Panel, Since, State, Table, Time, Use, ask, exact, json, pretty, sure, useAsked, useNow } from "./parts.js";
+import { Action, Empty, Fault, JobLink, JobsLink, Panel, Since, State, Table, Time, Use, ask, exact, json, pretty, sure, moves, useAsked, useNow } from "./parts.js";
 
 /** Asks for how long and why, then pauses. @param {string} name @param {(pause: any) => Promise<any>} send */
 const pause = (name, send) => async () => {
@@ -55,7 +55,7 @@ function setting(one, name) {
 /** @param {any} props */
 export function Queues({ tenant, can }) {
   const api = queue(tenant);
-  const list = useAsked(() => queuesOf(api), [tenant]);
+  const list = useAsked(() => queuesOf(api), [tenant], 2000, moves);
   const change = async (/** @type {any} */ one, /** @type {any} */ body) => { await queue(one.tenant).patch(`/queues/${one.queue}`, body); list.again(); };
   const edit = (/** @type {any} */ one) => async () => {
     const done = await ask({

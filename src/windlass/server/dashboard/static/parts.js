@@ -3,6 +3,7 @@
 
 import { html, useEffect, useLayoutEffect, useRef, useState } from "./vendor/htm-preact-3.1.1.js";
 import { Refused, clock, number, span } from "./api.js";
+import { live } from "./live.js";
 
 /** @type {Set<() => void>} */
 const ticking = new Set();
@@ -25,23 +26,38 @@ export const useNow = () => useTicking(() => Math.floor(clock.now() / 1000) * 10
 /** Milliseconds between two questions to a server that answers slowly. */
 const SLOWEST = 8000;
 
+/** Milliseconds between two questions because of events: after a quiet moment, and while they go on. */
+const QUICKEST = 400, STEADY = 1000;
+
+/** Milliseconds between two questions while events tell of each change: for what has none. */
+const SELDOM = 10000;
+
+/** Of the events, those of the state of jobs. @param {string} name */
+export const moves = (name) => !["output", "estimate", "progress"].includes(name);
+
 /**
  * What a question is answered with, asked again every so often while the page is visible. Keeps the last answer while
  * the server does not answer, and asks a slow server less often.
  * @template T @param {() => Promise<T>} ask @param {any[]} on @param {number} [every] milliseconds; 0 = once
+ * @param {(name: string) => boolean} [told] which events it is asked again for, at once; while there is a stream, `every` is longer
  * @returns {{data: T | undefined, fault: Refused | undefined, at: number, again: () => void}}
  */
-export function useAsked(ask, on, every = 2000) {
+export function useAsked(ask, on, every = 2000, told) {
   const [state, set] = useState(/** @type {any} */ ({ data: undefined, fault: undefined, of: "", at: 0 }));
   const again = useRef(/** @type {() => void} */ (() => {}));
+  const telling = useRef(told);
+  telling.current = told;
   const of = JSON.stringify(on);
   useEffect(() => {
-    let stopped = false, asked = 0;
+    let stopped = false, asked = 0, answered = 0, last = 0, took = 0, gap = QUICKEST, changed = false;
     /** @type {any} */
-    let timer;
+    let timer, due;
     const run = async () => {
       clearTimeout(timer);
-      const number = ++asked, begun = Date.now();
+      clearTimeout(due);
+      due = undefined;
+      changed = false;
+      const number = ++asked, begun = (last = Date.now());
       let failed = false;
       if (!document.hidden) {
         try {
@@ -55,13 +71,27 @@ export function useAsked(ask, on, every = 2000) {
           connection.set(!failed, refused.status);
         }
       }
-      if (!stopped && number === asked && (every || failed)) timer = setTimeout(run, Math.max(every || 2000, failed ? 0 : Math.min(SLOWEST, 10 * (Date.now() - begun))));
+      if (stopped || number !== asked) return;
+      answered = number;
+      took = failed ? 0 : Math.min(SLOWEST, 10 * (Date.now() - begun));
+      const next = every && telling.current && live.sure && !failed ? SELDOM : every || 2000;
+      if (every || failed) timer = setTimeout(run, Math.max(next, took));
+      if (changed) soon();
     };
+    const soon = () => {
+      const now = Date.now();
+      changed = true;
+      if (due !== undefined || answered !== asked) return;
+      gap = now - last > 2 * STEADY ? QUICKEST : Math.min(STEADY, 1.25 * gap);
+      due = setTimeout(run, Math.max(0, last + Math.max(gap, took) - now));
+    };
+    const hear = (/** @type {string} */ name) => { if (every && telling.current && (["open", "lost"].includes(name) || telling.current(name))) soon(); };
+    live.listeners.add(hear);
     again.current = run;
     const seen = () => { if (!document.hidden) run(); };
     document.addEventListener("visibilitychange", seen);
     run();
-    return () => { stopped = true; clearTimeout(timer); document.removeEventListener("visibilitychange", seen); };
+    return () => { stopped = true; clearTimeout(timer); clearTimeout(due); live.listeners.delete(hear); document.removeEventListener("visibilitychange", seen); };
   }, [of, every]);
   const current = state.of === of;
   return { data: current ? state.data : undefined, fault: current ? state.fault : undefined, at: state.at, again: () => again.current() };
