@@ -9,7 +9,8 @@ from tests.support.dashboards import Dashboard, on_one_store
 
 DEAF = """
 const later = window.setTimeout;
-window.setTimeout = (run, wait, ...rest) => [1500, 2000, 3000, 4000, 5000, 10000].includes(wait) ? 0 : later(run, wait, ...rest);
+const regular = [1500, 2000, 3000, 4000, 5000, 10000];
+window.setTimeout = (run, wait, ...rest) => (regular.includes(wait) ? 0 : later(run, wait, ...rest));
 let hidden = false;
 Object.defineProperty(document, "hidden", { get: () => hidden });
 window.hide = (value) => { hidden = value; document.dispatchEvent(new Event("visibilitychange")); };

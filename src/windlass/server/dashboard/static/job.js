@@ -194,10 +194,10 @@ function Output({ job }) {
   }, [job.id]);
   const follows = !box.current || box.current.scrollHeight - box.current.scrollTop - box.current.clientHeight < 40;
   useEffect(() => { if (follows && box.current) box.current.scrollTop = box.current.scrollHeight; }, [chunks]);
-  const live = !ended && html`<span class="badge running">live</span>`;
+  const mark = !ended && html`<span class="badge running">live</span>`;
   const values = chunks.filter((one) => one.stream === "values"), printed = chunks.filter((one) => one.stream !== "values");
-  return html`${values.length > 0 && html`<${Panel} title="Values" actions=${live}><div class="body"><pre class="output" tabindex="0" role="log" aria-label="Values">${values.map((one) => html`<span key=${one.n}>${one.text}</span>`)}</pre></div><//>`}
-  ${printed.length > 0 && html`<${Panel} title="Output" actions=${live}><div class="body"><pre class="output" ref=${box} tabindex="0" role="log" aria-label="Output">${printed.map((one) => html`<span key=${one.n} class=${one.stream === "stdout" ? "" : "err"}>${one.text}</span>`)}</pre></div><//>`}`;
+  return html`${values.length > 0 && html`<${Panel} title="Values" actions=${mark}><div class="body"><pre class="output" tabindex="0" role="log" aria-label="Values">${values.map((one) => html`<span key=${one.n}>${one.text}</span>`)}</pre></div><//>`}
+  ${printed.length > 0 && html`<${Panel} title="Output" actions=${mark}><div class="body"><pre class="output" ref=${box} tabindex="0" role="log" aria-label="Output">${printed.map((one) => html`<span key=${one.n} class=${one.stream === "stdout" ? "" : "err"}>${one.text}</span>`)}</pre></div><//>`}`;
 }
 
 /** @param {any} props */

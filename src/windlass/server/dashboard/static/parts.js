@@ -51,7 +51,9 @@ export function useAsked(ask, on, every = 2000, told) {
   useEffect(() => {
     let stopped = false, asked = 0, answered = 0, last = 0, took = 0, gap = QUICKEST, changed = false;
     /** @type {any} */
-    let timer, due;
+    let timer;
+    /** @type {any} */
+    let due;
     const run = async () => {
       clearTimeout(timer);
       clearTimeout(due);
