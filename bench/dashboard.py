@@ -1,7 +1,8 @@
 """`./dev bench dashboard`: what the dashboard costs, and how long its pages wait for the server.
 
 A server gets a backlog; the questions of its pages are asked one at a time. Then it carries 1,000 jobs a second, alone
-and with fifty dashboards open, which ask as often as the first page does; its processor time is compared. The history
+and with fifty dashboards open, which follow the events and ask as often as the first page does; its processor time is
+compared. With so many events a page gives its stream up for a while, and asks by time. The history
 is noted once a minute and takes the processor from the queue meanwhile: that is timed in process.
 """
 
@@ -41,7 +42,9 @@ QUESTIONS = {
     "history of a day": "/history?step=minute&points=1439",
 }
 OVERVIEW = {"/stats": 2, "/queues?waits=true": 3, "/workers": 4, "/limits": 6, "/history?step=minute&points=60": 15}
-"""What an open first page asks, and every how many seconds."""
+"""What an open first page asks, and every how many seconds, while it has no stream."""
+MOST_EVENTS, CALM_DOWN = 100, 10.0
+"""Events after which a page gives its stream up, and for how many seconds: as in `live.js`."""
 
 PER_SECOND = 1000
 AT_ONCE = 100
@@ -120,8 +123,19 @@ async def look(port: int, token: str, dashboards: int, seconds: float) -> int:
             answered += 1
             await asyncio.sleep(every)
 
+    async def follow(client: httpx2.AsyncClient, first: float) -> None:
+        await asyncio.sleep(first)
+        while time.monotonic() < until:
+            came = 0
+            async with client.stream("GET", "/v1/default/events", headers={"accept": "text/event-stream"}) as stream:
+                async for line in stream.aiter_lines():
+                    came += line.startswith("event:")
+                    if came > MOST_EVENTS or time.monotonic() > until:
+                        break
+            await asyncio.sleep(CALM_DOWN)
+
     headers = {"authorization": f"Bearer {token}", "accept": "application/json", "accept-encoding": "gzip"}
-    limits = httpx2.Limits(max_connections=dashboards)
+    limits = httpx2.Limits(max_connections=2 * dashboards)
     async with (
         httpx2.AsyncClient(
             base_url=f"http://127.0.0.1:{port}", headers=headers, limits=limits, trust_env=False, timeout=60
@@ -129,6 +143,7 @@ async def look(port: int, token: str, dashboards: int, seconds: float) -> int:
         asyncio.TaskGroup() as group,
     ):
         for number in range(dashboards):
+            group.create_task(follow(client, CALM_DOWN * number / dashboards))
             for path, every in OVERVIEW.items():
                 group.create_task(ask(client, path, every, every * number / dashboards))
     return answered
