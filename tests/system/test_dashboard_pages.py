@@ -214,6 +214,23 @@ def test_a_running_job_shows_progress_and_output_as_they_come(dashboard: Dashboa
     expect(family).to_contain_text("mail")
 
 
+def test_a_job_shows_the_steps_that_it_has_finished(dashboard: Dashboard) -> None:
+    worker, id, token = dashboard.running("orders", "order")
+    page = dashboard.page(path=f"/job/{dashboard.tenant}/{id}")
+    expect(page.get_by_text("in process 77")).to_be_visible()
+    steps = page.get_by_role("region", name="Steps", exact=True).first
+    expect(steps).to_have_count(0)
+    for name, result in (("charge <i>", b"{}"), ("book", b"x" * 2048)):
+        step = {"id": id, "token": token, "name": name, "result": base64.b64encode(result).decode()}
+        dashboard.ask("POST", f"/workers/{worker}/steps", [step])
+    expect(steps.get_by_role("row")).to_have_count(3)  # with the head
+    expect(steps.get_by_role("row").nth(1)).to_contain_text("charge <i>")
+    expect(steps.get_by_role("row").nth(2)).to_contain_text("2.0 KiB")
+    dashboard.finish((worker, id, token))
+    expect(page.get_by_text("succeeded", exact=True).first).to_be_visible()
+    expect(steps.get_by_role("row")).to_have_count(3)
+
+
 @on_one_store
 def test_a_payload_is_hidden_until_asked_for(dashboard: Dashboard) -> None:
     id = dashboard.queued(payload={"card": "4242"})

@@ -4,7 +4,7 @@
 import { html, useEffect, useRef, useState } from "./vendor/htm-preact-3.1.1.js";
 import { FINISHED, bytes, number, queue, span, word } from "./api.js";
 import { live } from "./live.js";
-import { Action, Fault, JobLink, JobsLink, Link, Menu, Panel, Since, State, Time, ask, exact, json, moves, pretty, sure, useAsked, useNow } from "./parts.js";
+import { Action, Fault, JobLink, JobsLink, Link, Menu, Panel, Since, State, Table, Time, ask, exact, json, moves, pretty, sure, useAsked, useNow } from "./parts.js";
 
 const WAITING = ["queued", "scheduled", "blocked"];
 
@@ -21,7 +21,7 @@ export function Job({ tenant, id, can }) {
     <div class="stack"><${Why} api=${api} job=${job} can=${can} />
       <div class="two"><div class="stack">
         ${job.progress && html`<${Progress} progress=${job.progress} />`}
-        <${Result} api=${api} job=${job} /><${Attempts} job=${job} /><${Family} api=${api} job=${job} /><${Output} job=${job} /><${Payload} api=${api} job=${job} /><${Files} api=${api} job=${job} /></div>
+        <${Result} api=${api} job=${job} /><${Attempts} job=${job} /><${Steps} api=${api} job=${job} /><${Family} api=${api} job=${job} /><${Output} job=${job} /><${Payload} api=${api} job=${job} /><${Files} api=${api} job=${job} /></div>
       <div class="stack"><${Timeline} job=${job} /><${Facts} job=${job} /></div></div></div>`;
 }
 
@@ -146,6 +146,20 @@ function Attempts({ job }) {
     ${error.message && html`<div class="gap-small">${error.message}</div>`}
     <div class="dim small">${[error.node && `on ${error.node}`, error.pid && `process ${error.pid}`, error.worker && `worker ${error.worker.slice(0, 8)}`, error.reason && `reason ${error.reason}`].filter(Boolean).join(" · ")}</div>
     ${error.traceback && html`<details open=${place === 0}><summary class="dim small">Traceback</summary><pre>${error.traceback}</pre></details>`}</div>`)}<//>`;
+}
+
+/** Milliseconds between two looks at the steps of a running job: they have no event. */
+const STEPS_EVERY = 3000;
+
+/** The durable steps that it has finished; their results are its own. @param {any} props */
+function Steps({ api, job }) {
+  const steps = useAsked(() => (job.attempt ? api.get(`/jobs/${job.id}/steps`) : Promise.resolve([])), [job.id, job.state, job.attempt], job.state === "running" ? STEPS_EVERY : 0).data;
+  if (!steps?.length) return null;
+  return html`<${Panel} title="Steps" actions=${html`<span class="dim small">${number(steps.length)} finished</span>`}><${Table} label="Steps" rows=${steps} of=${(/** @type {any} */ one) => one.name} empty="" columns=${[
+    { name: "Step", fill: true, show: (/** @type {any} */ one) => one.name },
+    { name: "Finished", tight: true, show: (/** @type {any} */ one) => html`<${Time} at=${one.finished_at} />` },
+    { name: "Result", num: true, tight: true, show: (/** @type {any} */ one) => bytes(one.size) },
+  ]} /><//>`;
 }
 
 const MOST_RELATIVES = 6;

@@ -6,8 +6,8 @@ import { useEffect } from "./vendor/htm-preact-3.1.1.js";
 /** Events of so many milliseconds; with more of them, asking now and then costs less than being told. */
 const WINDOW = 2000, MOST_EVENTS = 100;
 
-/** Milliseconds without a stream after too many events. */
-const CALM_DOWN = 10000;
+/** Milliseconds without a stream after too many events: at first, and at most. */
+const CALM_DOWN = 10000, BUSY = 60000;
 
 /** Milliseconds before a lost stream is opened again: at first, and at most. */
 const SOON = 1000, LATE = 15000;
@@ -41,7 +41,7 @@ export function useStream(url) {
 
 /** @param {string} url */
 function follow(url) {
-  let stopped = false, ended = false, refused = false, pause = SOON, cursor = "";
+  let stopped = false, ended = false, refused = false, pause = SOON, calm = CALM_DOWN, cursor = "";
   /** @type {any} */
   let timer;
   /** @type {AbortController | null} */
@@ -108,15 +108,17 @@ function follow(url) {
   const run = async () => {
     clearTimeout(timer);
     if (stopped || current || document.hidden) return;
-    const control = (current = new AbortController());
+    const control = (current = new AbortController()), begun = Date.now();
     const many = await read(control).catch(() => false);
     if (current === control) current = null;
     if (stopped || document.hidden) return;
     live.sure = ended;
     tell("lost");
     if (ended || refused) return;
-    timer = setTimeout(run, many ? CALM_DOWN : pause);
-    pause = Math.min(LATE, 2 * pause);
+    if (Date.now() - begun > BUSY) calm = CALM_DOWN;
+    timer = setTimeout(run, many ? calm : pause);
+    if (many) calm = Math.min(BUSY, 2 * calm);
+    else pause = Math.min(LATE, 2 * pause);
   };
 
   const seen = () => {
