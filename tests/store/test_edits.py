@@ -10,9 +10,10 @@ from msgspec.structs import replace
 
 from tests.support.stores import WITH_MODEL, World, scrub
 from windlass.model.edit import JobEdit
+from windlass.model.editing import edit_waiting
 from windlass.model.errors import Conflict
 from windlass.model.job import State
-from windlass.model.lifecycle import edit_waiting, finish
+from windlass.model.lifecycle import finish
 from windlass.model.new_job import NewJob, Terms
 from windlass.model.outcome import Outcome, Verdict
 from windlass.model.unique import identity_of

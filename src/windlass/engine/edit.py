@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from windlass.engine.context import MOST_ROUNDS, EngineContext
 from windlass.engine.flow.tiers import rebalance
 from windlass.engine.new_jobs import check_job
-from windlass.model import lifecycle
+from windlass.model import editing
 from windlass.model.edit import JobEdit
 from windlass.model.errors import Busy, Invalid, TooLarge
 from windlass.model.job import Job, State
@@ -36,9 +36,9 @@ async def edit(context: EngineContext, operation: Edit) -> Job:
         change = JobEdit(number=job.edits, annotations=annotations)
         if more:
             change = await _with_terms(context, operation, record, change)
-            move = lifecycle.edit_waiting(job, change, _due(operation, job, now), now)
+            move = editing.edit_waiting(job, change, _due(operation, job, now), now)
         else:
-            move = lifecycle.edit(job, change)
+            move = editing.edit(job, change)
         try:
             (written,) = await context.writes.apply([replace(move, fence=record.token)])
         except StaleRules:
