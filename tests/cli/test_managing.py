@@ -68,7 +68,7 @@ def test_a_waiting_job_is_edited(harness: WorkerHarness) -> None:
     assert (line["action"], line["details"]) == ("edit", '{"changed":["priority","tags","delay","payload"]}')
     ok(harness, "jobs", "cancel", job.id)
     status, said = refused(harness, "jobs", "edit", job.id, "--priority", "1")
-    assert (status, "only a job that waits can be edited; run a copy" in said) == (1, True)
+    assert (status, "only a job that waits can be edited; run a copy" in said) == (4, True)
 
 
 def test_the_arguments_of_a_waiting_job_are_checked_as_those_of_a_call(harness: WorkerHarness) -> None:

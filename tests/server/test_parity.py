@@ -399,7 +399,7 @@ async def waiting_jobs_are_edited(script: Script) -> None:
     await script.ask(Edit(id=job.id, delay=0.0))
     await script.ask(List())
     await script.refused(Edit(id=job.id, priority=2**40), Invalid)
-    await script.refused(Edit(id=job.id, payload=Raw(b"\xc1"), content_type="no type"), Invalid)
+    await script.refused(Edit(id=job.id, payload=Raw(b"\xc1"), content_type="x" * 129), Invalid)
     await script.refused(Edit(id=UNKNOWN_ID, priority=1), Missing)
     await script.ask(Claim(worker=await script.worker()))
     await script.refused(Edit(id=job.id, priority=1), Conflict)
