@@ -394,7 +394,8 @@ async def waiting_jobs_are_edited(script: Script) -> None:
     job = await script.enqueue()
     for payload, content_type in ((b"\xa1x", MSGPACK), (b'{"a":1}', "application/json"), (b"\x00\xff", "image/png")):
         await script.ask(Edit(id=job.id, payload=Raw(payload), content_type=content_type))
-        await script.ask(Show(id=job.id, payload=True))
+    await script.ask(Edit(id=job.id, payload=Raw(b"\xa1y")))
+    await script.ask(Show(id=job.id, payload=True))
     await script.ask(Edit(id=job.id, priority=-1, tags=["a", "b"], delay=60.0))
     await script.ask(Edit(id=job.id, delay=0.0))
     await script.ask(List())
