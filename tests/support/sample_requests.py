@@ -145,7 +145,7 @@ GOOD: dict[type[Operation[Any]], Fill] = {
     FailByHand: lambda _: Asked(body={"message": "m"}),
     LowerTimeout: lambda _: Asked(body={"timeout": 9.0}),
     Edit: lambda _: Asked(
-        body={"annotations": {"a": "b", "c": None}, "priority": 2, "payload": {"p": 1}, "delay": 0.0}
+        body={"annotations": {"a": "b", "c": None}}
     ),
     GetStats: lambda _: Asked(),
     GetHistory: lambda _: Asked({"step": "hour", "points": 3}),
