@@ -144,9 +144,7 @@ GOOD: dict[type[Operation[Any]], Fill] = {
     FinishByHand: lambda _: Asked(body={"result": {"r": 1}}),
     FailByHand: lambda _: Asked(body={"message": "m"}),
     LowerTimeout: lambda _: Asked(body={"timeout": 9.0}),
-    Edit: lambda _: Asked(
-        body={"annotations": {"a": "b", "c": None}}
-    ),
+    Edit: lambda _: Asked(body={"annotations": {"a": "b", "c": None}}),
     GetStats: lambda _: Asked(),
     GetHistory: lambda _: Asked({"step": "hour", "points": 3}),
     Register: lambda _: Asked(body={"name": "w", "slots": 3}),
