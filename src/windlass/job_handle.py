@@ -78,6 +78,7 @@ class JobChanges(TypedDict, total=False):
     kwargs: Mapping[str, Any]
     payload: Any
     priority: int
+    queue: str
     tags: list[str]
     delay: Duration
     run_at: datetime
@@ -329,7 +330,7 @@ class Job(Generic[R]):
         return (await self._app.aask(Edit(id=self.id, annotations=annotations))).annotations
 
     def edit(self, **changes: Unpack[JobChanges]) -> None:
-        """Edit the job while it waits; what is not named stays as it is, and it keeps its place by arrival.
+        """Edit the job while it waits; what is not named stays as it is. It keeps its place, but for another queue.
 
         `args` and `kwargs` are all arguments of its call from now on, checked as `enqueue` does; `payload` is for a
         handle that knows no task. Raises `Conflict` if the job does not wait any more.

@@ -55,17 +55,18 @@ def test_a_job_is_annotated(harness: WorkerHarness) -> None:
 
 def test_a_waiting_job_is_edited(harness: WorkerHarness) -> None:
     job = harness.tasks.add.enqueue(1, 2)
-    change = ("--priority", "-1", "--tag", "a", "--tag", "b", "--delay", "1h", "--payload", "[3, 4]")
-    assert ok(harness, "jobs", "edit", job.id, *change) == f"job {job.id} is edited: scheduled, priority -1\n"
+    change = ("--priority", "-1", "-q", "slow", "--tag", "a", "--tag", "b", "--delay", "1h", "--payload", "[3, 4]")
+    assert ok(harness, "jobs", "edit", job.id, *change) == f"job {job.id} is edited: scheduled in slow, priority -1\n"
     shown = json.loads(ok(harness, "jobs", "show", job.id, "--json"))
     assert (shown["priority"], shown["tags"], shown["payload"]) == (-1, ["a", "b"], [3, 4])
+    assert shown["queue"] == "slow"
     assert json.loads(ok(harness, "jobs", "edit", job.id, "--delay", "0", "--json"))["state"] == "queued"
     later = json.loads(ok(harness, "jobs", "edit", job.id, "--at", "2999-01-31T08:00:00Z", "--json"))
     assert later["run_at"].startswith("2999-01-31T08:00:00")
     status, said = refused(harness, "jobs", "edit", job.id, "--at", "soon")
     assert (status, "'soon' is not a time" in said) == (2, True)
     (line,) = [line for line in audit(harness) if "payload" in line["details"]]
-    assert (line["action"], line["details"]) == ("edit", '{"changed":["priority","tags","delay","payload"]}')
+    assert (line["action"], line["details"]) == ("edit", '{"changed":["priority","queue","tags","delay","payload"]}')
     ok(harness, "jobs", "cancel", job.id)
     status, said = refused(harness, "jobs", "edit", job.id, "--priority", "1")
     assert (status, "only a job that waits can be edited; run a copy" in said) == (4, True)

@@ -6,6 +6,7 @@ import pytest
 from msgspec import Raw
 
 from tests.support.engines import enqueue, register, take
+from tests.support.stores import StoreKind
 from windlass.engine import Engine
 from windlass.model import wire
 from windlass.model.errors import Conflict, Invalid, TooLarge
@@ -84,3 +85,17 @@ async def test_its_limit_key_follows_the_payload(engine: Engine) -> None:
     assert taken.job.id == first.id
     await engine(Edit(id=second.id, payload=Raw(wire.encode({"customer": "b"}))))
     assert (await take(engine, worker)).job.id == second.id
+
+
+async def test_in_another_queue_that_queues_workers_take_it(engine: Engine, kind: StoreKind) -> None:
+    job = await enqueue(engine, unique="pending")
+    if kind == "cluster":
+        with pytest.raises(Invalid, match="another partition"):
+            await engine(Edit(id=job.id, queue="mail"))
+        return
+    assert (await engine(Edit(id=job.id, queue="mail"))).queue == "mail"
+    assert (await enqueue(engine, unique="pending", queue="mail")).id == job.id
+    assert (await enqueue(engine, unique="pending")).id != job.id
+    assert (await take(engine, await register(engine, "mail"))).job.id == job.id
+    with pytest.raises(Invalid):
+        await engine(Edit(id=job.id, queue="a b"))

@@ -493,6 +493,8 @@ class ModelJobs:
                 raise edit_refused(other.job.id, other.job.state)
             own = {key: one for key, one in self._identities.items() if one != key_of(entry.job)}
             self._identities = own | {change.identity: key_of(entry.job)}
+        if new.queue != entry.job.queue:
+            entry.arrival = next(self._arrivals)
         entry.payload, entry.group = bytes(new.payload), change.group
         terms = {name: getattr(new, name) for name in Terms.__struct_fields__}
         entry.change(**terms, size=len(entry.payload))

@@ -8,10 +8,10 @@ import pytest
 from msgspec import Raw
 from msgspec.structs import replace
 
-from tests.support.stores import WITH_MODEL, World, scrub
+from tests.support.stores import WITH_MODEL, StoreKind, World, scrub
 from windlass.model.edit import JobEdit
 from windlass.model.editing import edit_waiting
-from windlass.model.errors import Conflict
+from windlass.model.errors import Conflict, Invalid
 from windlass.model.job import State
 from windlass.model.lifecycle import finish
 from windlass.model.new_job import NewJob, Terms
@@ -122,6 +122,45 @@ async def test_its_limits_follow(world: World) -> None:
     taken = await world.take()
     assert taken.group == "mail=a"
     assert await world.succeed(taken)
+    assert await scrub(world.store) == []
+
+
+@pytest.mark.parametrize("state", [State.BLOCKED, State.SCHEDULED, State.QUEUED])
+async def test_in_another_queue_it_is_the_last_to_arrive(world: World, kind: StoreKind, state: State) -> None:
+    parent = await world.add("parent", queue="default")
+    terms: dict[State, dict[str, Any]] = {State.BLOCKED: {"after": [parent]}, State.SCHEDULED: {"delay": 60.0}}
+    id = await world.add(payload=LARGE, files={"f": b"1"}, tags=["a"], **terms.get(state, {}))
+    if kind == "cluster":
+        with pytest.raises(Invalid, match="queue other is in another partition of the cluster: run a copy there"):
+            await change(world, id, queue="other")
+        assert (await world.job(id)).queue == "default"
+        return
+    others = [await world.add(queue="other", priority=priority) for priority in (0, 1)]
+    before = await world.job(id)
+    assert await change(world, id, queue="other")
+    job = await world.job(id)
+    assert (job.queue, job.state, job.waits_for, job.tags) == ("other", state, before.waits_for, ["a"])
+    assert [one.id for one in await world.jobs(queue="other")] == [*others, id]
+    assert [one.id for one in await world.jobs(queue="default")] == [parent]
+    assert await scrub(world.store) == []
+    if state is State.QUEUED:
+        taken = await world.claim(world.worker("other"), slots=5)
+        assert [one.job.id for one in taken] == [others[0], id, others[1]]
+        assert (taken[1].payload, taken[1].files) == (LARGE, {"f": b"1"})
+
+
+async def test_it_takes_its_errors_along_to_another_queue(world: World, kind: StoreKind) -> None:
+    if kind == "cluster":
+        pytest.skip("its queues are in different partitions")
+    id = await world.add(files={"f": b"1"}, max_retry=3)
+    taken = await world.take()
+    failed = Outcome(verdict=Verdict.ERROR, delay=5.0)
+    assert await world.apply(finish(taken.job, failed, world.clock.now(), 0.5), by=taken)
+    before = await world.job(id)
+    assert await change(world, id, queue="other", delay=0.0)
+    again = await world.take(world.worker("other"))
+    assert (again.job.attempt, again.job.errors, again.files) == (2, before.errors, {"f": b"1"})
+    assert await world.succeed(again)
     assert await scrub(world.store) == []
 
 

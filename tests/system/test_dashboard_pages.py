@@ -254,10 +254,12 @@ def test_a_waiting_job_is_edited(dashboard: Dashboard) -> None:
     dialog.get_by_label("Payload").fill("{not json")
     dialog.get_by_role("button", name="Save").click()
     expect(dialog.get_by_role("alert")).to_contain_text("The payload is no JSON")
-    fill(page, Payload='{"cents": 150}', Priority="-1", Tags="vip late", Not_before="2999-01-31T12:00:00Z")
+    fill(
+        page, Payload='{"cents": 150}', Priority="-1", Queue="late", Tags="vip late", Not_before="2999-01-31T12:00:00Z"
+    )
     expect(page.get_by_text("scheduled", exact=True).first).to_be_visible()
     job = dashboard.ask("GET", f"/jobs/{id}?payload=true")
-    assert (job["payload"], job["priority"], job["tags"]) == ({"cents": 150}, -1, ["vip", "late"])
+    assert (job["payload"], job["priority"], job["queue"], job["tags"]) == ({"cents": 150}, -1, "late", ["vip", "late"])
     press(page, "Edit")
     fill(page, Not_before="")
     expect(page.get_by_text("queued", exact=True).first).to_be_visible()

@@ -436,6 +436,7 @@ async def edit(
     *,
     payload: Annotated[str | None, option("VALUE", "JSON if it parses, else text; `-` = read stdin.")] = None,
     priority: Annotated[int | None, option("N", "Lower goes first.")] = None,
+    queue: Annotated[str | None, option("NAME", "The queue that it waits in then.", "--queue", "-q")] = None,
     delay: Annotated[float | None, option("TIME", "Start it after this time: 0, 90, 10m.", read=seconds)] = None,
     at: Annotated[datetime | None, option("TIME", "Start it then: 2027-01-31T08:00+01:00.", read=_moment)] = None,
     tags: Annotated[list[str] | None, option("TAG", "Its tags from now on; repeat for several.", "--tag")] = None,
@@ -448,13 +449,13 @@ async def edit(
       windlass jobs edit 01936f2e-… --payload '{"scene": 8}' --tag urgent
     """
     new = UNSET if payload is None else values.payload(payload)
-    change = Edit(id=id, payload=new, priority=priority, delay=delay, run_at=at, tags=tags)
-    async with open_queue(target) as queue:
-        job = await queue(change)
+    change = Edit(id=id, payload=new, priority=priority, queue=queue, delay=delay, run_at=at, tags=tags)
+    async with open_queue(target) as to:
+        job = await to(change)
     if target.json:
         console.write_json(job)
     else:
-        console.write(f"job {job.id} is edited: {job.state}, priority {job.priority}")
+        console.write(f"job {job.id} is edited: {job.state} in {job.queue}, priority {job.priority}")
 
 
 @jobs.command

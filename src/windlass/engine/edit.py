@@ -62,7 +62,7 @@ def _annotated(before: Mapping[str, str], changes: Mapping[str, str | None]) -> 
 
 def edited_fields(operation: Edit) -> list[str]:
     """What an edit changes beside annotations, by name."""
-    found = [name for name in ("priority", "tags", "delay", "run_at") if getattr(operation, name) is not None]
+    found = [name for name in ("priority", "queue", "tags", "delay", "run_at") if getattr(operation, name) is not None]
     return found if operation.payload is UNSET else [*found, "payload"]
 
 
@@ -74,13 +74,16 @@ async def _with_terms(context: EngineContext, operation: Edit, record: Record, c
         new = replace(new, priority=operation.priority)
     if operation.tags is not None:
         new = replace(new, tags=operation.tags)
-    identity = b""
+    config = await context.flow_config.current()
+    moves = operation.queue is not None and operation.queue != job.queue
+    if operation.queue is not None and moves:
+        if job.yielding:
+            raise Invalid("a yielding job starts at once or not at all: it cannot change its queue", at="queue")
+        new = config.resolve(Draft(job.tenant, job.id, replace(new, queue=operation.queue)), strict=True).new
     if isinstance(operation.payload, Raw):
         about = {"content_type": operation.content_type, "one_argument": operation.one_argument}
         new = check_job(context, replace(new, payload=operation.payload, **about), "")
-        if new.unique is not None and new.unique_key is None:
-            identity = identity_of(job.tenant, new)
-    config = await context.flow_config.current()
+    identity = b"" if new.unique is None else identity_of(job.tenant, new)
     group = config.group(job.tenant, new, bytes(new.payload))
     return replace(change, new=new, group=group, group_epoch=config.rules.group_epoch, identity=identity)
 

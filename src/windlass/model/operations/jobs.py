@@ -261,6 +261,8 @@ class Edit(Operation[Job], frozen=True, kw_only=True):
     """By name: added, or put in the place of the one before; null removes it. Others stay as they are."""
     priority: Annotated[int, Meta(ge=LOWEST, le=HIGHEST)] | None = None
     """Lower goes first."""
+    queue: Name | None = None
+    """The queue that it waits in then, as the last to arrive there; in Redis Cluster one of the same partition."""
     tags: Tags | None = None
     """All that it has then."""
     delay: Seconds | None = None

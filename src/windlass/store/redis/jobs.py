@@ -317,6 +317,9 @@ class RedisJobs:
         """One move, which may be an edit: that takes memory, and so has a function of its own."""
         if move.edit is None:
             return (await self.apply([move]))[0]
+        new = move.edit.new
+        if new is not None and self.partitions.of_queue(new.queue) != self.partitions.of_id(move.id):
+            raise Invalid(f"queue {new.queue} is in another partition of the cluster: run a copy there", at="queue")
         about = [*layout.apply_arguments([move]), *layout.edit_arguments(move.tenant, move.edit)]
         written = await self.partitions.call("edit", self.partitions.of_id(move.id), about)
         if isinstance(written, bytes):

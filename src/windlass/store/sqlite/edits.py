@@ -14,8 +14,19 @@ from windlass.store.sqlite.transaction import QUEUED, STATES, Transaction
 
 _EDIT = "UPDATE job SET edits = edits + 1, annotations = nullif(?2, x''), updated_at = ?3 WHERE seq = ?1"
 _REWRITE = """
-    UPDATE job SET lane = ?2, priority = ?3, terms = ?4, size = ?5, payload = ?6 WHERE seq = ?1
+    UPDATE job SET lane = ?2, priority = ?3, terms = ?4, size = ?5, payload = ?6, tenant_queue = ?7 WHERE seq = ?1
 """
+_NEXT_SEQ = "UPDATE sqlite_sequence SET seq = seq + 1 WHERE name = 'job' RETURNING seq"
+_ARRIVE = (
+    "UPDATE job SET seq = ?2 WHERE seq = ?1",
+    "UPDATE payload SET job = ?2 WHERE job = ?1",
+    "UPDATE file SET job = ?2 WHERE job = ?1",
+    "UPDATE progress SET job = ?2 WHERE job = ?1",
+    "UPDATE error SET job = ?2 WHERE job = ?1",
+    "UPDATE output SET job = ?2 WHERE job = ?1",
+    "UPDATE input SET job = ?2 WHERE job = ?1",
+    "UPDATE result SET job = ?2 WHERE job = ?1",
+)
 _DROP_PAYLOAD = "DELETE FROM payload WHERE job = ?"
 _ADD_PAYLOAD = "INSERT INTO payload (job, data) VALUES (?, ?)"
 _LAST = "SELECT seq, id, state, created_at FROM job WHERE identity = ?"
@@ -34,18 +45,18 @@ class EditedRow(Protocol):
     def state(self) -> int: ...
 
 
-def edit(tx: Transaction, job: EditedRow, change: JobEdit) -> int:
-    """Write an edit; the lane that the job is in then."""
-    packed, lane = pack_annotations(change.annotations), job.lane
+def edit(tx: Transaction, job: EditedRow, change: JobEdit) -> tuple[int, int]:
+    """Write an edit; the number and the lane of the job afterwards."""
+    packed, where = pack_annotations(change.annotations), (job.seq, job.lane)
     tx.check_room(len(packed))
     if change.new is not None:
-        lane = _rewrite(tx, job, change, change.new)
-    tx.run(_EDIT, job.seq, packed, tx.now)
-    return lane
+        where = _rewrite(tx, job, change, change.new)
+    tx.run(_EDIT, where[0], packed, tx.now)
+    return where
 
 
-def _rewrite(tx: Transaction, job: EditedRow, change: JobEdit, new: NewJob) -> int:
-    """Write what a job is from now on. It keeps its row, and so its place."""
+def _rewrite(tx: Transaction, job: EditedRow, change: JobEdit, new: NewJob) -> tuple[int, int]:
+    """Write what a job is from now on. Unless it changes its queue it keeps its number, and so its place."""
     if change.group_epoch != tx.rules.group_epoch:
         raise StaleRules
     payload = bytes(new.payload)
@@ -53,17 +64,26 @@ def _rewrite(tx: Transaction, job: EditedRow, change: JobEdit, new: NewJob) -> i
     if change.identity:
         _identify(tx, job.seq, change.identity, new)
     before = tx.lanes.get(job.lane)
-    after = tx.lane(before.tenant, before.queue, before.task, change.group)
+    after = tx.lane(before.tenant, new.queue, before.task, change.group)
+    seq = job.seq if after.tenant_queue == before.tenant_queue else _arrive(tx, job.seq)
     tx.count(before.id, job.state, -1)
     tx.count(after.id, job.state, 1)
-    inline = len(payload) <= LARGEST_INLINE
-    tx.run(_REWRITE, job.seq, after.id, new.priority, pack_terms(new), len(payload), payload if inline else None)
-    tx.run(_DROP_PAYLOAD, job.seq)
-    if not inline:
-        tx.run(_ADD_PAYLOAD, job.seq, payload)
+    inline = payload if len(payload) <= LARGEST_INLINE else None
+    tx.run(_REWRITE, seq, after.id, new.priority, pack_terms(new), len(payload), inline, after.tenant_queue)
+    tx.run(_DROP_PAYLOAD, seq)
+    if inline is None:
+        tx.run(_ADD_PAYLOAD, seq, payload)
     if job.state == QUEUED:
         tx.topics.add(f"work/{after.queue}")
-    return after.id
+    return seq, after.id
+
+
+def _arrive(tx: Transaction, seq: int) -> int:
+    """Give a job the number of one that arrives now."""
+    (arrival,) = tx.column(_NEXT_SEQ)
+    for statement in _ARRIVE:
+        tx.run(statement, seq, arrival)
+    return int(arrival)
 
 
 def _identify(tx: Transaction, seq: int, identity: bytes, new: NewJob) -> None:

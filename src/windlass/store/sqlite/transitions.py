@@ -369,7 +369,8 @@ def apply(tx: Transaction, moves: Sequence[Move]) -> list[bool]:
             if job is not None and _allows(job, move, tx.now):
                 answers[place] = True
                 if move.edit is not None:
-                    job = job._replace(lane=edit(tx, job, move.edit))
+                    seq, lane = edit(tx, job, move.edit)
+                    job = job._replace(seq=seq, lane=lane)
                 _collect(tx, changes, job, move)
         _write(tx, changes)
     return answers

@@ -44,12 +44,13 @@ function Actions({ api, job, again, can }) {
     const fields = [
       { name: "payload", label: "Payload", long: true, value: before },
       { name: "priority", label: "Priority (lower goes first)", value: job.priority },
+      { name: "queue", label: "Queue", value: job.queue, required: true },
       { name: "tags", label: "Tags", value: job.tags.join(" ") },
       { name: "run_at", label: "Not before (empty: as soon as it may run)", value: due, hint: "2027-01-31T12:00:00Z" },
     ];
     return given("Edit this job", "Save", fields, (one) => {
       /** @type {any} */
-      const changes = { priority: Number(one.priority), tags: one.tags.split(/\s+/).filter(Boolean) };
+      const changes = { priority: Number(one.priority), queue: one.queue, tags: one.tags.split(/\s+/).filter(Boolean) };
       if (one.payload !== before) changes.payload = json(one.payload, "The payload");
       if (one.run_at !== due) Object.assign(changes, one.run_at ? { run_at: one.run_at } : { delay: 0 });
       return api.patch(path, changes);

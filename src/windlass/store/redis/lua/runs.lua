@@ -360,13 +360,35 @@ local function note_edit(job, change)
   job[UPDATED] = now
 end
 
--- Write what a job that waits is from now on. It keeps its sequence and its place.
+-- List a job in another tenant queue, as the last one that arrived there.
+local function arrive(job, lane)
+  local old, tenant_queue = job.lane, lane.tenant_queue
+  unlist(old, job[STATE], job[POS])
+  emptied[old.tenant_queue .. ' ' .. chunk_of(job[POS])] = true
+  job[SEQ], job[POS] = redis.call('INCR', K .. ':seq'), redis.call('HINCRBY', K .. ':pos', tenant_queue, '1')
+  list(lane, job[STATE], job[POS], job.id)
+  local chunk = tostring(chunk_of(job[POS]))
+  if redis.call('ZADD', K .. ':chunks:' .. tenant_queue, chunk, chunk) == 1 then
+    redis.call('ZADD', K .. ':tenant_queues', '0', tenant_queue)
+    redis.call('SADD', K .. ':tenants', lane.tenant)
+  end
+end
+
+-- Write what a job that waits is from now on. Unless it changes its queue it keeps its sequence and its place.
 local function rewrite(job, change, target, due)
   note_edit(job, change)
   local value, before = redis.call('GET', job.key), job[STATE]
   local run = string.sub(value, #value - job[RUN_SIZE] + 1)
-  if before ~= BLOCKED then leave(job) end
-  job.lane = lane_of(change.lane)
+  local old, lane = job.lane, lane_of(change.lane)
+  local moves = lane.tenant_queue ~= old.tenant_queue
+  if before ~= BLOCKED then
+    leave(job)
+  elseif moves then
+    old.counts[BLOCKED] = (old.counts[BLOCKED] or 0) - 1
+    push(in_(removed, ':blocked:' .. old.tenant_queue), job.id)
+  end
+  if moves then arrive(job, lane) end
+  job.lane = lane
   job[STATE], job[DUE], job[PRIORITY], job[TERMS_SIZE] = target, due, change.priority, change.terms_size
   if change.identity ~= '' then
     job[KIND] = UNIQUE
@@ -376,7 +398,7 @@ local function rewrite(job, change, target, due)
     redis.call('HSET', K .. ':unique', change.identity, job.id)
     redis.call('HSET', K .. ':identities', job.id, change.identity)
   end
-  if before ~= BLOCKED then enter(job) end
+  if before ~= BLOCKED or moves then enter(job, job[POS]) end
   redis.call('SET', job.key, struct.pack(HEAD, unpack(job, 1, HEAD_FIELDS)) .. change.body .. run)
   if target == QUEUED then publish('work/' .. job.lane.queue) end
 end
