@@ -383,6 +383,18 @@ class Walk(RuleBasedStateMachine):
     def edit(self, id: str, tenant: str, annotations: dict[str, str | None]) -> None:
         self.ask(Edit(tenant=tenant, id=id, annotations=annotations))
 
+    @rule(
+        id=jobs,
+        tenant=ASKING,
+        priority=some_of((None, -1, 0, 1)),
+        payload=some_of((None, "a", "b", "x" * 2000)),
+        tags=some_of((None, [], ["t"])),
+        delay=some_of((None, None, 0.0, 5.0)),
+    )
+    def edit_waiting(self, id: str, tenant: str, payload: str | None, **changes: Any) -> None:
+        encoded = UNSET if payload is None else Raw(wire.encode(payload))
+        self.ask(Edit(tenant=tenant, id=id, payload=encoded, **changes))
+
     @rule(id=jobs, match=MATCHES, tenant=ASKING, limit=some_of((1, 3, 100)))
     def look(self, id: str, match: Match, tenant: str, limit: int) -> None:
         async def ids(engine: Engine) -> list[str]:

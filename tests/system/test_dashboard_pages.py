@@ -246,6 +246,25 @@ def test_a_copy_of_a_job_keeps_its_options_and_takes_another_payload(dashboard: 
     assert dashboard.ask("GET", f"/jobs/{copy['id']}?payload=true")["payload"] == {"cents": 150}
 
 
+def test_a_waiting_job_is_edited(dashboard: Dashboard) -> None:
+    id = dashboard.queued("charge", payload={"cents": 100}, tags=["vip"])
+    page = dashboard.page(path=f"/job/{dashboard.tenant}/{id}")
+    press(page, "Edit")
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("Payload").fill("{not json")
+    dialog.get_by_role("button", name="Save").click()
+    expect(dialog.get_by_role("alert")).to_contain_text("The payload is no JSON")
+    fill(page, Payload='{"cents": 150}', Priority="-1", Tags="vip late", Not_before="2999-01-31T12:00:00Z")
+    expect(page.get_by_text("scheduled", exact=True).first).to_be_visible()
+    job = dashboard.ask("GET", f"/jobs/{id}?payload=true")
+    assert (job["payload"], job["priority"], job["tags"]) == ({"cents": 150}, -1, ["vip", "late"])
+    press(page, "Edit")
+    fill(page, Not_before="")
+    expect(page.get_by_text("queued", exact=True).first).to_be_visible()
+    dashboard.ask("POST", f"/jobs/{id}/cancel")
+    expect(page.get_by_role("button", name="Edit", exact=True)).to_have_count(0)
+
+
 def test_a_running_job_is_ended_by_hand_and_annotated(dashboard: Dashboard) -> None:
     _, id, _ = dashboard.running("tapes", "backup")
     page = dashboard.page(path=f"/job/{dashboard.tenant}/{id}")
