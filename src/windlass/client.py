@@ -24,6 +24,7 @@ from windlass.model.new_job import NOTHING, NewJob
 from windlass.model.operations import (
     A,
     Claim,
+    Edit,
     Enqueue,
     EnqueueLines,
     EnqueueMany,
@@ -132,6 +133,8 @@ class Client:
         wait = getattr(operation, "wait", 0.0)
         if isinstance(operation, FinishByHand):
             operation = _wrapped_result(operation)
+        if isinstance(operation, Edit) and operation.content_type != MSGPACK and isinstance(operation.payload, Raw):
+            operation = replace(operation, payload=_wrapped(operation.payload))
         rest = _flat(shape, operation)
         headers: dict[str, str] = {}
         body: bytes | None = None

@@ -3,9 +3,10 @@
 Turns answers into values. `connection` knows how an operation reaches the queue, `call` how a result is decoded.
 """
 
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, overload
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar, Unpack, cast, overload
 
 from msgspec import UNSET, Raw
 from msgspec.structs import asdict
@@ -14,7 +15,7 @@ from windlass.call.arguments import CallSignature
 from windlass.call.options import Duration
 from windlass.call.values import AsyncValueStream, ValueStream
 from windlass.model.duration import seconds
-from windlass.model.errors import WindlassError
+from windlass.model.errors import Invalid, WindlassError
 from windlass.model.estimate import Estimate
 from windlass.model.events import Event, EventCursor
 from windlass.model.job import FINISHED, Error, State
@@ -68,6 +69,19 @@ class JobFailed(WindlassError):
         self.id = id
         self.state = state
         self.error = error
+
+
+class JobChanges(TypedDict, total=False):
+    """What can be edited of a job that waits."""
+
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    payload: Any
+    priority: int
+    queue: str
+    tags: list[str]
+    delay: Duration
+    run_at: datetime
 
 
 class Job(Generic[R]):
@@ -314,6 +328,36 @@ class Job(Generic[R]):
     async def aannotate(self, **annotations: str | None) -> dict[str, str]:
         """The same in asynchronous code."""
         return (await self._app.aask(Edit(id=self.id, annotations=annotations))).annotations
+
+    def edit(self, **changes: Unpack[JobChanges]) -> None:
+        """Edit the job while it waits; what is not named stays as it is. It keeps its place, but for another queue.
+
+        `args` and `kwargs` are all arguments of its call from now on, checked as `enqueue` does; `payload` is for a
+        handle that knows no task. Raises `Conflict` if the job does not wait any more.
+        """
+        self._app.ask(self._edit(changes))
+
+    async def aedit(self, **changes: Unpack[JobChanges]) -> None:
+        """The same in asynchronous code."""
+        await self._app.aask(self._edit(changes))
+
+    def _edit(self, changes: JobChanges) -> Edit:
+        fields: dict[str, Any] = dict(changes)
+        if unknown := fields.keys() - JobChanges.__annotations__.keys():
+            known = ", ".join(sorted(JobChanges.__annotations__))
+            raise Invalid(f"it cannot be edited; there are {known}", at=min(unknown))
+        if (delay := fields.get("delay")) is not None:
+            fields["delay"] = seconds(delay, at="delay")
+        args, kwargs = fields.pop("args", None), fields.pop("kwargs", None)
+        if args is None and kwargs is None:
+            if "payload" in fields:
+                fields["payload"] = Raw(_ANYTHING.pack_result(fields["payload"]))
+            return Edit(id=self.id, **fields)
+        if "payload" in fields:
+            raise Invalid("give args and kwargs, or a payload, not both", at="payload")
+        if self._plan is None:
+            raise Invalid("this handle does not know the task: take task.job(id), or give a payload", at="args")
+        return Edit(id=self.id, payload=Raw(self._plan.pack(tuple(args or ()), dict(kwargs or {}))), **fields)
 
     def finish(self, result: R | None = None) -> None:
         """End the running job with this result, in the place of its process, which is stopped if it still lives.

@@ -49,6 +49,7 @@ meet        blocked    .          .          .          .          .          .
 unblock     queued     .          .          .          .          .          .
 miss        failed     .          .          .          .          .          .
 promote     .          queued     .          .          .          .          .
+defer       .          scheduled  scheduled  .          .          .          .
 claim       .          .          running    .          .          .          .
 succeed     .          .          .          succeeded  .          .          .
 fail        .          .          .          failed     .          .          .

@@ -389,6 +389,24 @@ async def jobs_are_annotated(script: Script) -> None:
     await script.refused(Edit(id=UNKNOWN_ID, annotations={}), Missing)
 
 
+@scenario(Edit)
+async def waiting_jobs_are_edited(script: Script) -> None:
+    job = await script.enqueue()
+    for payload, content_type in ((b"\xa1x", MSGPACK), (b'{"a":1}', "application/json"), (b"\x00\xff", "image/png")):
+        await script.ask(Edit(id=job.id, payload=Raw(payload), content_type=content_type))
+    await script.ask(Edit(id=job.id, payload=Raw(b"\xa1y")))
+    await script.ask(Show(id=job.id, payload=True))
+    await script.ask(Edit(id=job.id, priority=-1, queue="b", tags=["a", "b"], delay=60.0))
+    await script.ask(Edit(id=job.id, queue="default"))
+    await script.ask(Edit(id=job.id, delay=0.0))
+    await script.ask(List())
+    await script.refused(Edit(id=job.id, priority=2**40), Invalid)
+    await script.refused(Edit(id=job.id, payload=Raw(b"\xc1"), content_type="x" * 129), Invalid)
+    await script.refused(Edit(id=UNKNOWN_ID, priority=1), Missing)
+    await script.ask(Claim(worker=await script.worker()))
+    await script.refused(Edit(id=job.id, priority=1), Conflict)
+
+
 @scenario(FinishByHand, FailByHand)
 async def running_jobs_are_ended_by_hand(script: Script) -> None:
     results: list[tuple[Raw | UnsetType, str]] = [

@@ -20,6 +20,7 @@ from msgspec.structs import replace
 
 from tests.store.model_flow import Bounds, Lane, lane_of, rank, waiting
 from windlass.model.audit import MOST_LINES_KEPT
+from windlass.model.edit import JobEdit
 from windlass.model.errors import Conflict, Invalid
 from windlass.model.handler import NO_HANDLER, HandlerRun
 from windlass.model.job import FINISHED, PENDING, Job, Reason, State
@@ -29,7 +30,7 @@ from windlass.model.new_job import NewJob, Terms
 from windlass.model.outcome import Verdict
 from windlass.model.output import MOST_INPUT, MOST_KEPT, MOST_MESSAGES, MOST_OUTPUT, Chunk, Message, NewChunk
 from windlass.model.ports import Clock
-from windlass.model.unique import duplicate_refused, settle
+from windlass.model.unique import duplicate_refused, edit_refused, settle
 from windlass.model.worker import NewWorker, Worker, WorkerUsage
 from windlass.store.data import (
     ANYTHING,
@@ -198,7 +199,7 @@ class WakeupListener:
         return [WOKEN]
 
 
-IN_PLACE = ORDER_STEPS | {Step.TOUCH_OWNER, Step.MEET, Step.ADOPT, Step.EDIT}
+IN_PLACE = ORDER_STEPS | {Step.TOUCH_OWNER, Step.MEET, Step.ADOPT, Step.EDIT, Step.DEFER}
 """Steps that leave a job in its state."""
 
 
@@ -479,7 +480,26 @@ class ModelJobs:
 
     def _edit(self, entry: Entry, move: Move, now: datetime) -> None:
         if (change := move.edit) is not None:
+            if change.new is not None:
+                self._rewrite(entry, change, change.new, now)
             entry.change(edits=entry.job.edits + 1, annotations=dict(change.annotations), updated_at=now)
+
+    def _rewrite(self, entry: Entry, change: JobEdit, new: NewJob, now: datetime) -> None:
+        if change.group_epoch != self.bounds.rules.group_epoch:
+            raise StaleRules
+        if change.identity:
+            other = self._jobs.get(self._identities.get(change.identity, key_of(entry.job)), entry)
+            if other is not entry and settle(new, other.job.state, now - other.job.created_at) != "add":
+                raise edit_refused(other.job.id, other.job.state)
+            own = {key: one for key, one in self._identities.items() if one != key_of(entry.job)}
+            self._identities = own | {change.identity: key_of(entry.job)}
+        if new.queue != entry.job.queue:
+            entry.arrival = next(self._arrivals)
+        entry.payload, entry.group = bytes(new.payload), change.group
+        terms = {name: getattr(new, name) for name in Terms.__struct_fields__}
+        entry.change(**terms, size=len(entry.payload))
+        if entry.job.state is State.QUEUED:
+            self._notify(f"work/{entry.job.queue}")
 
     def _change_run(self, entry: Entry, move: Move, now: datetime) -> None:
         entry.change(reason=move.reason, updated_at=now)

@@ -6,8 +6,9 @@ import pytest
 
 from tests.support.stores import WITH_MODEL, World, scrub
 from windlass.model.edit import JobEdit
+from windlass.model.editing import edit
 from windlass.model.job import State
-from windlass.model.lifecycle import cancel, delete, edit, rerun
+from windlass.model.lifecycle import cancel, delete, rerun
 from windlass.model.operations import MOST_ANNOTATED
 from windlass.store.data import Sweep
 

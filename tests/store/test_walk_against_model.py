@@ -251,6 +251,7 @@ class Walk(RuleBasedStateMachine):
         self.clock = VirtualClock()
         self.loop = asyncio.new_event_loop()
         self.open = AsyncExitStack()
+        self.kind = kind
         self.store = self.run(self.open.enter_async_context(opened(kind, address, self.clock, "walk")))
         self.real = Engine(self.store, SeededChance(1))
         self.specification = ModelStore(self.clock)
@@ -382,6 +383,21 @@ class Walk(RuleBasedStateMachine):
     @rule(id=jobs, tenant=ASKING, annotations=st.dictionaries(some_of("ab"), some_of((None, "", "☃")), min_size=1))
     def edit(self, id: str, tenant: str, annotations: dict[str, str | None]) -> None:
         self.ask(Edit(tenant=tenant, id=id, annotations=annotations))
+
+    @rule(
+        id=jobs,
+        tenant=ASKING,
+        priority=some_of((None, -1, 0, 1)),
+        payload=some_of((None, "a", "b", "x" * 2000)),
+        tags=some_of((None, [], ["t"])),
+        delay=some_of((None, None, 0.0, 5.0)),
+        queue=seldom(*QUEUES),
+    )
+    def edit_waiting(self, id: str, tenant: str, payload: str | None, queue: str | None, **changes: Any) -> None:
+        if self.kind != "cluster":  # there, a queue in another partition is refused
+            changes["queue"] = queue
+        encoded = UNSET if payload is None else Raw(wire.encode(payload))
+        self.ask(Edit(tenant=tenant, id=id, payload=encoded, **changes))
 
     @rule(id=jobs, match=MATCHES, tenant=ASKING, limit=some_of((1, 3, 100)))
     def look(self, id: str, match: Match, tenant: str, limit: int) -> None:

@@ -7,7 +7,7 @@ import asyncio
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -19,7 +19,7 @@ from rich.text import Text
 
 from windlass.cli import console, job_view, terminal, values
 from windlass.cli.match_options import ANY_JOB, MatchOptions
-from windlass.cli.options import flag, option
+from windlass.cli.options import flag, option, seconds
 from windlass.cli.target import HERE, OPTIONS, Queue, Target, open_queue
 from windlass.cli.terminal import Column
 from windlass.model import duration, events
@@ -63,6 +63,13 @@ WAITING = frozenset({State.BLOCKED, State.SCHEDULED, State.QUEUED})
 JobId = Annotated[str, Parameter(name="ID", help="The id of the job.")]
 
 jobs = App(name="jobs", help="List, show, cancel, retry and delete jobs.", group_parameters=OPTIONS)
+
+
+def _moment(text: str, at: str) -> datetime:
+    try:
+        return datetime.fromisoformat(text).astimezone(UTC)  # without a zone: local time
+    except ValueError:
+        raise Invalid(f"{text!r} is not a time: write 2027-01-31T12:00:00Z", at=at) from None
 
 
 # Lists
@@ -420,6 +427,35 @@ async def send(
             return
         while line := await asyncio.to_thread(sys.stdin.buffer.readline):
             await queue(Send(id=id, data=line.removesuffix(b"\n")))
+
+
+@jobs.command
+async def edit(
+    id: JobId,
+    /,
+    *,
+    payload: Annotated[str | None, option("VALUE", "JSON if it parses, else text; `-` = read stdin.")] = None,
+    priority: Annotated[int | None, option("N", "Lower goes first.")] = None,
+    queue: Annotated[str | None, option("NAME", "The queue that it waits in then.", "--queue", "-q")] = None,
+    delay: Annotated[float | None, option("TIME", "Start it after this time: 0, 90, 10m.", read=seconds)] = None,
+    at: Annotated[datetime | None, option("TIME", "Start it then: 2027-01-31T08:00+01:00.", read=_moment)] = None,
+    tags: Annotated[list[str] | None, option("TAG", "Its tags from now on; repeat for several.", "--tag")] = None,
+    target: Target = HERE,
+) -> None:
+    """Edit a job that waits; what is not named stays as it is.
+
+    For example:
+      windlass jobs edit 01936f2e-… --priority -1 --delay 0
+      windlass jobs edit 01936f2e-… --payload '{"scene": 8}' --tag urgent
+    """
+    new = UNSET if payload is None else values.payload(payload)
+    change = Edit(id=id, payload=new, priority=priority, queue=queue, delay=delay, run_at=at, tags=tags)
+    async with open_queue(target) as to:
+        job = await to(change)
+    if target.json:
+        console.write_json(job)
+    else:
+        console.write(f"job {job.id} is edited: {job.state} in {job.queue}, priority {job.priority}")
 
 
 @jobs.command

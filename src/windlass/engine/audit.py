@@ -14,6 +14,7 @@ import msgspec
 from msgspec.structs import asdict
 
 from windlass.engine.context import EngineContext
+from windlass.engine.edit import edited_fields
 from windlass.model.audit import (
     MOST_DETAILS,
     MOST_IDS_NOTED,
@@ -30,6 +31,7 @@ from windlass.model.operations import (
     OPERATIONS,
     Audit,
     Changed,
+    Edit,
     FailByHand,
     FinishByHand,
     Operation,
@@ -89,6 +91,8 @@ async def audited(context: EngineContext, operation: Operation[Any], answering: 
 def _line_of(context: EngineContext, operation: Operation[Any], answer: Any, error: str = "") -> AuditLine:
     who = caller.get() or Caller(context.user)
     given = asdict(operation)
+    if isinstance(operation, Edit):
+        given = {"id": operation.id, "annotations": operation.annotations, "changed": edited_fields(operation) or None}
     if isinstance(operation, PutSchedule):  # without the payload, which may be large or private
         given["schedule"] = {**asdict(operation.schedule), "job": _terms(operation.schedule.job)}
     ids = given.get("ids") or ([given["id"]] if "id" in given else [])

@@ -247,7 +247,7 @@ class EngineContext:
 
     async def find(self, id: str, tenant: str, *, payload: bool = False) -> Record:
         """The record of a tenant's own job. Another tenant's job is not found."""
-        return (await self._find(id, tenant, payload=payload))[0]
+        return (await self.find_now(id, tenant, payload=payload))[0]
 
     async def keys(self, ids: Sequence[str], tenant: str) -> list[JobKey | None]:
         """The jobs that a tenant means by these ids. For all tenants: null = none; an id of several is refused."""
@@ -256,7 +256,7 @@ class EngineContext:
         found = zip(ids, await self.store.jobs.tenants_with(ids), strict=True)
         return [_only_key(id, tenants) for id, tenants in found]
 
-    async def _find(self, id: str, tenant: str, *, payload: bool) -> tuple[Record, datetime]:
+    async def find_now(self, id: str, tenant: str, *, payload: bool = False) -> tuple[Record, datetime]:
         """The record and the store's time."""
         check_id(id)
         (key,) = await self.keys([id], tenant)
@@ -270,7 +270,7 @@ class EngineContext:
 
     async def find_for_owner(self, id: str, tenant: str, *, payload: bool = False) -> Record:
         """The record of a job for a caller who waits for it: also resets the job's owner timeout."""
-        record, now = await self._find(id, tenant, payload=payload)
+        record, now = await self.find_now(id, tenant, payload=payload)
         if record.job.owner_timeout is not None and self._owner_touches.is_due(record.job, now):
             if not await self.move_records([record], now, touch_owner):
                 await self.move_jobs([key_of(record.job)], touch_owner)  # it has changed meanwhile

@@ -10,7 +10,7 @@ from functools import partial
 from operator import attrgetter
 from typing import Any, TypeVar, cast
 
-from msgspec import UNSET
+from msgspec import UNSET, Raw
 from msgspec.structs import replace
 
 from windlass.engine import (
@@ -45,6 +45,7 @@ from windlass.model.operations import (
     MOST_AT_ONCE,
     MOST_TEXT,
     A,
+    Edit,
     Enqueue,
     EnqueueLines,
     EnqueueMany,
@@ -156,6 +157,8 @@ def validated(operation: O) -> O:
             return replace(bare, jobs=[replace(item, result=given.result, jobs=given.jobs) for item, given in pairs])
         case FinishByHand():
             return replace(wire.checked(replace(operation, result=UNSET)), result=operation.result)
+        case Edit(payload=Raw()):
+            return replace(wire.checked(replace(operation, payload=UNSET)), payload=operation.payload)
         case PutSchedule(schedule=NewSchedule(job=job)):  # it is checked where it is taken in, as every new job
             times = wire.checked(replace(operation.schedule, job=NewJob(task="x")))
             return replace(operation, schedule=replace(times, job=job))

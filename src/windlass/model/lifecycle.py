@@ -1,6 +1,6 @@
-"""The life of a job: with `dependency`, the only place that says which state comes next.
+"""The life of a job: with `dependency` and `editing`, the only place that says which state comes next.
 
-Two rules: everything that decides a state is in these two files; and they know neither a store nor a clock nor a
+Two rules: everything that decides a state is in these three files; and they know neither a store nor a clock nor a
 worker. Stores apply the `Move`s made here, guarded by what the job was when the move was decided; if the job has
 changed since, the move is refused and decided again.
 
@@ -62,6 +62,7 @@ class Step(StrEnum):
     TOUCH_OWNER = "touch_owner"  # its owner asks for it: the owner clock restarts
     ABANDON = "abandon"  # its owner has not asked for it for too long
     EDIT = "edit"  # a caller changes something of it
+    DEFER = "defer"  # a caller gives it a later time
     RERUN = "rerun"  # a caller runs a finished job again
     DELETE = "delete"  # a caller deletes it
 
@@ -78,6 +79,7 @@ _RULES: list[tuple[Iterable[State], list[Step], State | Gone]] = [
     ([State.BLOCKED], [Step.MISS], State.FAILED),
     ([State.SCHEDULED], [Step.TOUCH_OWNER], State.SCHEDULED),
     ([State.SCHEDULED], [Step.PROMOTE], State.QUEUED),
+    ([State.SCHEDULED, State.QUEUED], [Step.DEFER], State.SCHEDULED),
     ([State.QUEUED], [Step.TOUCH_OWNER], State.QUEUED),
     ([State.QUEUED], [Step.CLAIM], State.RUNNING),
     (WAITING, [Step.CANCEL, Step.ABANDON], State.CANCELLED),
@@ -306,11 +308,6 @@ def touch_owner(job: Job) -> Move | None:
     return replace(
         make_move(job, Step.TOUCH_OWNER, job.reason), waits_for=job.waits_for, owner_timeout=job.owner_timeout
     )
-
-
-def edit(job: Job, change: JobEdit) -> Move:
-    """A caller edits the job, in whatever state it is."""
-    return replace(make_move(job, Step.EDIT, job.reason), waits_for=job.waits_for, edit=change)
 
 
 def rerun(job: Job) -> Move:

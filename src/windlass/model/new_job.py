@@ -39,6 +39,8 @@ OnDuplicate = Literal["join", "replace", "reject"]
 WithResults = Literal["one", "list", "current"]
 """How a job gets the results of those that it waits for."""
 
+Tags = Annotated[list[Annotated[str, Meta(min_length=1, max_length=128)]], Meta(max_length=32)]
+
 MOST_PARENTS = 1000
 NOTHING = Raw(b"\xc0")
 """MessagePack nil: the payload of a job that was given none."""
@@ -64,7 +66,7 @@ class JobOptions(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_u
     first, which must not have started, and `reject` refuses it."""
     priority: Annotated[int, Meta(ge=LOWEST, le=HIGHEST)] = 0
     """Lower goes first; equal ones go by arrival."""
-    tags: Annotated[list[Annotated[str, Meta(min_length=1, max_length=128)]], Meta(max_length=32)] = []
+    tags: Tags = []
     """Words to find it by."""
     timeout: Seconds | None = None
     """Seconds one attempt may run; null = as long as it likes."""

@@ -69,6 +69,11 @@ def _counts(new: NewJob, state: State, age: timedelta) -> bool:
     return False
 
 
+def edit_refused(id: str, state: State) -> Conflict:
+    """The error for an edit that makes a job the same as another one, which keeps it off."""
+    return Conflict(f"it would be the same as job {id}, which is {state}: cancel one of them instead", at="payload")
+
+
 def duplicate_refused(new: NewJob, id: str, state: State) -> Conflict:
     """The error for a job that is kept off by another one."""
     if new.on_duplicate == "replace":

@@ -33,7 +33,7 @@ from windlass.model.admission import MOST_THEN, ValidatedJobs, check_all
 from windlass.model.errors import Invalid, TooLarge
 from windlass.model.job import JSON, MSGPACK, Job
 from windlass.model.new_job import NOTHING, NewJob
-from windlass.model.operations import MOST_AT_ONCE, Claimed, FinishByHand, Finished, Page, Result
+from windlass.model.operations import MOST_AT_ONCE, Claimed, Edit, FinishByHand, Finished, Page, Result
 from windlass.model.schedule import NewSchedule, Schedule
 from windlass.model.wire import UNENCODABLE, Format
 from windlass.model.worker import NewWorker
@@ -107,6 +107,15 @@ def labelled_result(report: S, form: Format) -> S:
     if report.content_type in (MSGPACK, TYPES[form]):
         return replace(report, content_type=TYPES[form])
     return replace(report, result=_unwrapped(report.result, report.content_type, form, "result"))
+
+
+def labelled_payload(operation: Edit, form: Format) -> Edit:
+    """An edit with the content type of its payload, which comes as those of new jobs do."""
+    if not isinstance(operation.payload, Raw):
+        return operation
+    if operation.content_type in (MSGPACK, TYPES[form]):
+        return replace(operation, content_type=TYPES[form])
+    return replace(operation, payload=_unwrapped(operation.payload, operation.content_type, form, "payload"))
 
 
 def _labelled_job(new: NewJob, form: Format, depth: int = 0) -> NewJob:

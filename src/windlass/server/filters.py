@@ -9,12 +9,15 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
+from msgspec import Raw
+
 from windlass.cached import CachedValue
 from windlass.model.admission import payloads_in
 from windlass.model.errors import Busy, Conflict, Denied, TooLarge, Unavailable
 from windlass.model.new_job import NewJob
 from windlass.model.operations import (
     A,
+    Edit,
     Enqueue,
     EnqueueLines,
     EnqueueMany,
@@ -80,6 +83,10 @@ class QuotaFilter:
         news = _new_jobs(operation)
         if news:
             self._admit(await self._meter(operation.tenant), news, reported=isinstance(operation, Finish))
+        if isinstance(operation, Edit) and isinstance(operation.payload, Raw):
+            quota = (await self._meter(operation.tenant)).quota
+            if (why := too_large(quota, len(memoryview(operation.payload)))) is not None:
+                raise TooLarge(why, at="payload")
         if isinstance(operation, PutFile):
             quota = (await self._meter(operation.tenant)).quota
             if (why := too_large(quota, len(operation.data))) is not None:

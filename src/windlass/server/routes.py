@@ -23,6 +23,7 @@ from windlass.model.operations import (
     Accepted,
     Claim,
     Claimed,
+    Edit,
     EnqueueLines,
     EnqueueMany,
     Finish,
@@ -156,7 +157,9 @@ class Routes:
                 raise Invalid("this route takes a body or a query, not both", at="query")
             rest = bodies.decode(data or (b"{}" if form == "json" else b"\x80"), shape.struct, form)
             operation = shape.build(tenant, path, rest, None)
-            return bodies.labelled_result(operation, form) if isinstance(operation, FinishByHand) else operation
+            if isinstance(operation, FinishByHand):
+                return bodies.labelled_result(operation, form)
+            return bodies.labelled_payload(operation, form) if isinstance(operation, Edit) else operation
         body = bodies.decode(data, shape.hints[shape.body], form)
         return shape.build(tenant, path, self._query(shape, request), body)
 

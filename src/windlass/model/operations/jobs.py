@@ -4,12 +4,12 @@ from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
-from windlass.model.duration import Seconds
+from windlass.model.duration import Seconds, Time
 from windlass.model.history import History, HistoryStep
 from windlass.model.job import MSGPACK, Error, Job, State
 from windlass.model.match import Match
 from windlass.model.names import MEDIA_PATTERN, Name
-from windlass.model.new_job import JobOptions, NewJob
+from windlass.model.new_job import HIGHEST, LOWEST, JobOptions, NewJob, Tags
 from windlass.model.operations.table import MOST_AT_ONCE, Operation, operation
 from windlass.model.outcome import Verdict
 from windlass.model.output import MOST_CHUNK, MOST_CHUNKS, MOST_MESSAGE, Chunk, Stream
@@ -254,11 +254,27 @@ class LowerTimeout(Operation[Changed], frozen=True, kw_only=True):
 
 @operation("PATCH", "/jobs/{id}", "operate")
 class Edit(Operation[Job], frozen=True, kw_only=True):
-    """Annotate a job, in whatever state it is; answers the job as it is then."""
+    """Edit a job that waits, or annotate one in any state; answers the job as it is then, with all else as it was."""
 
     id: str
     annotations: Annotations | None = None
     """By name: added, or put in the place of the one before; null removes it. Others stay as they are."""
+    priority: Annotated[int, Meta(ge=LOWEST, le=HIGHEST)] | None = None
+    """Lower goes first."""
+    queue: Name | None = None
+    """The queue that it waits in then, as the last to arrive there; in Redis Cluster one of the same partition."""
+    tags: Tags | None = None
+    """All that it has then."""
+    delay: Seconds | None = None
+    """Seconds from now that it waits before it may run; 0 = it need not wait any longer."""
+    run_at: Time | None = None
+    """The time before which it may not run; not together with `delay`."""
+    payload: Raw | UnsetType = UNSET
+    """Its payload, in the encoding of `content_type`; absent = as it was."""
+    content_type: Annotated[str, Meta(max_length=128)] = MSGPACK
+    """How the payload is encoded."""
+    one_argument: bool = False
+    """Whether the payload is one argument even if it is a list or a map of several."""
 
 
 @operation("POST", "/jobs/{id}/input", "operate", 204, body="data")

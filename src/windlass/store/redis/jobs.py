@@ -20,7 +20,7 @@ from windlass.model.lifecycle import Move
 from windlass.model.names import DEFAULT_TENANT, EVERY_TENANT, ID_SIZE, JobKey, is_name, key_of, raw_key, text_id
 from windlass.model.outcome import Verdict
 from windlass.model.output import Chunk
-from windlass.model.unique import duplicate_refused
+from windlass.model.unique import duplicate_refused, edit_refused
 from windlass.store import encoding
 from windlass.store.data import (
     MOST_CHILDREN,
@@ -317,8 +317,15 @@ class RedisJobs:
         """One move, which may be an edit: that takes memory, and so has a function of its own."""
         if move.edit is None:
             return (await self.apply([move]))[0]
-        about = [*layout.apply_arguments([move]), *layout.edit_arguments(move.edit)]
-        return bool(await self.partitions.call("edit", self.partitions.of_id(move.id), about))
+        new = move.edit.new
+        if new is not None and self.partitions.of_queue(new.queue) != self.partitions.of_id(move.id):
+            raise Invalid(f"queue {new.queue} is in another partition of the cluster: run a copy there", at="queue")
+        about = [*layout.apply_arguments([move]), *layout.edit_arguments(move.tenant, move.edit)]
+        written = await self.partitions.call("edit", self.partitions.of_id(move.id), about)
+        if isinstance(written, bytes):
+            _, state, other = layout.REJECTED.unpack(written)
+            raise edit_refused(text_id(other), layout.STATES[state])
+        return bool(written)
 
     async def _make_room(self, moves: Sequence[Move], room: Room) -> list[bool]:
         where = room.where

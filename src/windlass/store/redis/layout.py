@@ -169,8 +169,11 @@ def _unique(draft: Draft) -> bytes:
     second = ON_DUPLICATE[new.on_duplicate]
     if draft.follows:  # no caller could be refused
         second = REPLACE_OR_JOIN if second == REPLACE else JOIN
-    time = UNIQUE_WHILE[new.unique] if isinstance(new.unique, str) else span(new.unique or 0)
-    return UNIQUE.pack(draft.identity, second, time, len(key)) + key
+    return UNIQUE.pack(draft.identity, second, _unique_while(new), len(key)) + key
+
+
+def _unique_while(new: NewJob) -> int:
+    return UNIQUE_WHILE[new.unique] if isinstance(new.unique, str) else span(new.unique or 0)
 
 
 def added(reply: Sequence[int | bytes]) -> list[Added]:
@@ -472,9 +475,16 @@ def _edits_of(value: bytes) -> dict[str, Any]:
     return {"edits": EDITS.unpack_from(value)[0], "annotations": encoding.unpack_annotations(value[EDITS.size :])}
 
 
-def edit_arguments(change: JobEdit) -> list[Argument]:
+def edit_arguments(tenant: str, change: JobEdit) -> list[Argument]:
     """What `edit` gets behind the arguments of its move."""
-    return [change.number, encoding.pack_annotations(change.annotations)]
+    about: list[Argument] = [change.number, encoding.pack_annotations(change.annotations)]
+    if (new := change.new) is None:
+        return about
+    _, lane = _names(tenant, new.queue, new.task, change.group)
+    packed = encoding.pack_terms(new)
+    body = b"%b\0%b%b" % (lane, packed, bytes(new.payload))
+    about += (change.group_epoch, lane, new.priority, len(packed), body)
+    return [*about, change.identity, _unique_while(new) if change.identity else 0]
 
 
 def _files_of(value: bytes) -> dict[str, bytes]:

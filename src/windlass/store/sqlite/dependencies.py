@@ -127,7 +127,7 @@ def _completed_parent(tx: Transaction, row: tuple[Any, ...]) -> CompletedParent:
 
 def use_up_results(tx: Transaction, seqs: Sequence[int]) -> None:
     """Delete results that were read for the only time, or kept long enough; a job that follows still gets its one."""
-    for statement in _USE_UP:
+    for statement in _USE_UP if seqs else ():
         tx.run(statement, int_array(seqs))
 
 

@@ -410,7 +410,7 @@ _FIRST_QUEUED = f"FROM job WHERE state = {QUEUED} AND lane = ?1 ORDER BY priorit
 _SET_FIRST = f"""
     UPDATE lane SET blocker = iif(arrival IS NULL, NULL, blocker), (priority, arrival) = (
         SELECT priority, seq {_FIRST_QUEUED}
-    ) WHERE id = ?1 AND arrival IS NOT (SELECT seq {_FIRST_QUEUED})
+    ) WHERE id = ?1 AND (priority, arrival) IS NOT (SELECT priority, seq {_FIRST_QUEUED})
 """
 _EVERY_STATE = range(len(STATES))
 

@@ -368,6 +368,9 @@ def apply(tx: Transaction, moves: Sequence[Move]) -> list[bool]:
             move, job = moves[place], before.get(id)
             if job is not None and _allows(job, move, tx.now):
                 answers[place] = True
+                if move.edit is not None:
+                    seq, lane = edit(tx, job, move.edit)
+                    job = job._replace(seq=seq, lane=lane)
                 _collect(tx, changes, job, move)
         _write(tx, changes)
     return answers
@@ -439,8 +442,10 @@ def _collect_change_in_place(tx: Transaction, changes: Changes, job: JobBefore, 
         changes.owner_clocks.append((job.seq, _abandon_at(job, move, tx.now)))
     elif move.step is Step.MEET:
         changes.remaining.append((job.seq, packed_ids(move.waits_for)))
-    elif move.edit is not None:
-        edit(tx, job.seq, move.edit)
+    elif move.step is Step.DEFER:
+        changes.moved.append(_moved_row(job, move, tx.now, ends=False))
+    elif move.step is Step.EDIT:
+        pass  # it is written already
     elif move.adopter is not None:
         _adopt(tx, job, move.adopter)
     elif move.step in ORDER_STEPS:

@@ -40,7 +40,25 @@ function Actions({ api, job, again, can }) {
     location.hash = "/jobs";
     return "deleted";
   };
-  return html`${!ended && html`<${Action} run=${act("cancel", "cancelled")}>Cancel<//>`}${ended && html`<${Action} kind="main" run=${act("retry", "queued again")}>Retry<//>`}
+  const edit = async () => {
+    const full = await api.get(path, { payload: true });
+    const before = JSON.stringify(full.payload ?? null, null, 2), due = job.state === "scheduled" ? job.run_at : "";
+    const fields = [
+      { name: "payload", label: "Payload", long: true, value: before },
+      { name: "priority", label: "Priority (lower goes first)", value: job.priority },
+      { name: "queue", label: "Queue", value: job.queue, required: true },
+      { name: "tags", label: "Tags", value: job.tags.join(" ") },
+      { name: "run_at", label: "Not before (empty: as soon as it may run)", value: due, hint: "2027-01-31T12:00:00Z" },
+    ];
+    return given("Edit this job", "Save", fields, (one) => {
+      /** @type {any} */
+      const changes = { priority: Number(one.priority), queue: one.queue, tags: one.tags.split(/\s+/).filter(Boolean) };
+      if (one.payload !== before) changes.payload = json(one.payload, "The payload");
+      if (one.run_at !== due) Object.assign(changes, one.run_at ? { run_at: one.run_at } : { delay: 0 });
+      return api.patch(path, changes);
+    }, "edited")();
+  };
+  return html`${WAITING.includes(job.state) && html`<${Action} run=${edit}>Edit<//>`}${!ended && html`<${Action} run=${act("cancel", "cancelled")}>Cancel<//>`}${ended && html`<${Action} kind="main" run=${act("retry", "queued again")}>Retry<//>`}
     ${can("enqueue") && html`<${Action} run=${() => copy(api, job)}>Run a copy<//>`}
     <${Menu}>${job.state === "running" && html`
       <${Action} kind="plain" run=${given("End it as succeeded?", "Finish", [{ name: "result", label: "Its result (JSON)", long: true, value: "null" }], (one) => api.post(`${path}/finish`, { result: json(one.result, "The result") }), "finished by hand")}>Finish by hand<//>

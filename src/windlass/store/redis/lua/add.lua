@@ -6,8 +6,6 @@ local WAITS_FOR_JOBS = -90000000000000000 -- a due time below this means: the jo
 local MOST_PARKED = '15' -- parked claims that are looked at, counted from 0
 local MOST_NOTICE = 65536 -- bytes of a job in a notice: a server cuts off a subscriber that does not read long ones in time
 
-local function refuse_epoch() return redis.error_reply('STALERULES limit keys were made under other rules') end
-
 -- What comes with a job beside its bytes: the letters of the keys, in the order of the arguments.
 local function extras_of(flags, state)
   local kinds = {}
@@ -151,16 +149,6 @@ end
 -- What becomes of a second one. 1 = it replaces the first, or is rejected if that has started.
 local JOIN, REJECT, REPLACE_OR_JOIN = 0, 2, 3
 local NO_IDENTITY = '\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0'
-local WHILE_PENDING, WHILE_WAITING = -1, -2 -- in the place of the time for which there is one
-
--- Whether a job keeps off another one of its identity: as in `model/unique.py`.
-local function keeps_off(job, time)
-  local state = job[STATE]
-  if time == WHILE_WAITING then return state < RUNNING end
-  if time == WHILE_PENDING then return state <= RUNNING end
-  return state <= SUCCEEDED and now - job[CREATED] < time
-end
-
 -- The last job of an identity, if it keeps a new one off; nil if there is none.
 local function other_of(identity, time)
   local id = redis.call('HGET', K .. ':unique', identity)

@@ -194,6 +194,18 @@ local function spend(job)
   end
 end
 
+local function refuse_epoch() return redis.error_reply('STALERULES limit keys were made under other rules') end
+
+local WHILE_PENDING, WHILE_WAITING = -1, -2 -- in the place of the time for which there is one
+
+-- Whether a job keeps off another one of its identity: as in `model/unique.py`.
+local function keeps_off(job, time)
+  local state = job[STATE]
+  if time == WHILE_WAITING then return state < RUNNING end
+  if time == WHILE_PENDING then return state <= RUNNING end
+  return state <= SUCCEEDED and now - job[CREATED] < time
+end
+
 -- Forget what a unique job is known by, unless that is another one now.
 local function forget_identity(id)
   local identity = redis.call('HGET', K .. ':identities', id)
@@ -259,8 +271,8 @@ local function flush_lane(lane)
   flush_listing(lane)
   flush_counts(lane)
   if lane.ready or lane.unready then
+    send('ZREM', K .. ':ready:' .. lane.name, lane.unready or {}) -- first: an edit takes a job out and puts it in again
     send('ZADD', K .. ':ready:' .. lane.name, lane.ready or {})
-    send('ZREM', K .. ':ready:' .. lane.name, lane.unready or {})
     lift_lane(lane)
   end
 end

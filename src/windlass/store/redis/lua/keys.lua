@@ -95,7 +95,7 @@
 
 local HEAD = '>BBBBIBBI8I8HIiI8I8I8d'
 local STATE, REASON, FLAGS, ATTEMPT, CRASHES, LOSSES, UPDATED, DUE, RUN_SIZE = 2, 3, 4, 5, 6, 7, 8, 9, 10
-local TERMS_SIZE, PRIORITY, SEQ, POS, KEEP, HEAD_FIELDS = 11, 12, 13, 14, 16, 16 -- these never change; 15 is the creation
+local TERMS_SIZE, PRIORITY, SEQ, POS, KEEP, HEAD_FIELDS = 11, 12, 13, 14, 16, 16 -- 15 is the creation
 
 local KIND, CREATED = 1, 15
 local UNIQUE = 2 -- the kind of a job that has, or had, an entry in K:unique

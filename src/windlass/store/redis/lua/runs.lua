@@ -349,15 +349,80 @@ end
 
 -- How often callers have edited a job.
 local function edits_of(job)
-  local edits = has(job, EXTRAS) and redis.call('GET', K .. 'n' .. job.id)
+  local edits = job[FLAGS] >= EXTRAS and redis.call('GET', K .. 'n' .. job.id)
   return edits and struct.unpack('>I', edits) or 0
 end
 
-local function edit(job, change)
+-- Write how often callers have edited a job, and its annotations.
+local function note_edit(job, change)
   redis.call('SET', K .. 'n' .. job.id, struct.pack('>I', change.number + 1) .. change.annotations)
   mark(job, EXTRAS)
   job[UPDATED] = now
+end
+
+-- List a job in another tenant queue, as the last one that arrived there.
+local function arrive(job, lane)
+  local old, tenant_queue = job.lane, lane.tenant_queue
+  unlist(old, job[STATE], job[POS])
+  emptied[old.tenant_queue .. ' ' .. chunk_of(job[POS])] = true
+  job[SEQ], job[POS] = redis.call('INCR', K .. ':seq'), redis.call('HINCRBY', K .. ':pos', tenant_queue, '1')
+  list(lane, job[STATE], job[POS], job.id)
+  local chunk = tostring(chunk_of(job[POS]))
+  if redis.call('ZADD', K .. ':chunks:' .. tenant_queue, chunk, chunk) == 1 then
+    redis.call('ZADD', K .. ':tenant_queues', '0', tenant_queue)
+    redis.call('SADD', K .. ':tenants', lane.tenant)
+  end
+end
+
+-- Write what a job that waits is from now on. Unless it changes its queue it keeps its sequence and its place.
+local function rewrite(job, change, target, due)
+  note_edit(job, change)
+  local value, before = redis.call('GET', job.key), job[STATE]
+  local run = string.sub(value, #value - job[RUN_SIZE] + 1)
+  local old, lane = job.lane, lane_of(change.lane)
+  local moves = lane.tenant_queue ~= old.tenant_queue
+  if before ~= BLOCKED then
+    leave(job)
+  elseif moves then
+    old.counts[BLOCKED] = (old.counts[BLOCKED] or 0) - 1
+    push(in_(removed, ':blocked:' .. old.tenant_queue), job.id)
+  end
+  if moves then arrive(job, lane) end
+  job.lane = lane
+  job[STATE], job[DUE], job[PRIORITY], job[TERMS_SIZE] = target, due, change.priority, change.terms_size
+  if change.identity ~= '' then
+    job[KIND] = UNIQUE
+    forget_identity(job.id)
+    local other = redis.call('HGET', K .. ':unique', change.identity)
+    if other then redis.call('HDEL', K .. ':identities', other) end
+    redis.call('HSET', K .. ':unique', change.identity, job.id)
+    redis.call('HSET', K .. ':identities', job.id, change.identity)
+  end
+  if before ~= BLOCKED or moves then enter(job, job[POS]) end
+  redis.call('SET', job.key, struct.pack(HEAD, unpack(job, 1, HEAD_FIELDS)) .. change.body .. run)
+  if target == QUEUED then publish('work/' .. job.lane.queue) end
+end
+
+-- The job for which one cannot get another identity; nil if it can.
+local function refused_by(id, change)
+  if change.identity == '' then return nil end
+  local other = redis.call('HGET', K .. ':unique', change.identity)
+  if not other or other == id then return nil end
+  local job = load(other)
+  return job and keeps_off(job, change.time) and struct.pack('>IB', 1, job[STATE]) .. id_of(other)
+end
+
+-- Write an edit; 1, or the job for which it is refused.
+local function edit(job, change, target, due)
+  if change.lane then
+    local other = refused_by(job.id, change)
+    if other then return other end
+    rewrite(job, change, target, due)
+    return 1
+  end
+  note_edit(job, change)
   if job[STATE] == RUNNING then save_run(job) else save(job) end
+  return 1
 end
 
 -- Write one move; 1 if it was written, else 0. `change`: what a caller edits with it, if anything.
@@ -372,10 +437,7 @@ local function move(id, fence, failure, packed, ran, change)
   if lapsed == LEASE and tonumber(redis.call('ZSCORE', K .. ':leases', id)) > now then return 0 end
   if lapsed == OWNER and tonumber(redis.call('ZSCORE', K .. ':owner_timeouts', id) or now + 1) > now then return 0 end
   if change and edits_of(job) ~= change.number then return 0 end
-  if change then
-    edit(job, change)
-    return 1
-  end
+  if change then return edit(job, change, target, due) end
   if target == state and how == 0 then error('a step leaves a job in its state, and this library was not taught it') end
 
   if owner_timeout >= 0 then redis.call('ZADD', K .. ':owner_timeouts', stamp(now + owner_timeout), id) end
@@ -510,12 +572,21 @@ register('apply', FREES_MEMORY, function(args)
 end)
 
 -- Write a move by which a caller edits a job.
--- args →  as for apply, of one move; the number of edits before it; the annotations ('' = none)
--- returns →  1 if it was written, else 0
+-- args →  as for apply, of one move; the number of edits before it; the annotations ('' = none); then, if more than these
+--         changes: epoch of the limit keys; lane; priority; size of the terms; lane, zero byte, terms and payload; identity
+--         ('' = as it is), and for how long there is one such job (us, or WHILE_…)
+-- returns →  1 if it was written, else 0; or, as a string, the job that is the same: 1, its state and id; or the error
+--         STALERULES
 register('edit', STORES, function(args)
   local change = { number = tonumber(args[7]), annotations = args[8] }
+  if args[9] then
+    if (redis.call('HGET', K .. ':flow', '#') or '0') ~= args[9] then return refuse_epoch() end
+    change.lane, change.priority, change.terms_size, change.body = args[10], tonumber(args[11]), tonumber(args[12]), args[13]
+    change.identity, change.time = args[14], tonumber(args[15])
+  end
   local written = move(args[2], args[3], args[4], args[5], args[6], change)
   flush()
+  flow.end_rounds()
   return written
 end)
 
