@@ -105,7 +105,7 @@ function Palette({ close, pages, stats, tenant, flip, leave }) {
     <ul id="commands" role="listbox" aria-label="Commands">${entries.map((one, place) => html`<li id=${`command-${place}`} role="option" aria-selected=${place === chosen} onClick=${() => { close(); one.run(); }}><span>${one.name}</span><span class="dim small">${one.hint}</span></li>`)}</ul></dialog>`;
 }
 
-/** The fields by which events can be told apart: they stay as they are while a job lives. */
+/** The fields by which events are selected: they stay as they are while a job lives. */
 const LASTING = ["task", "queue", "tag"];
 
 /** The events of a list. @param {string} tenant @param {string} text the query of the page */

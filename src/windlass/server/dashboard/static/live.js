@@ -3,7 +3,7 @@
 
 import { useEffect } from "./vendor/htm-preact-3.1.1.js";
 
-/** Events of so many milliseconds; with more of them, asking now and then costs less than being told. */
+/** Events of so many milliseconds; with more of them, asking now and then costs less than following. */
 const WINDOW = 2000, MOST_EVENTS = 100;
 
 /** Milliseconds without a stream after too many events: at first, and at most. */
@@ -21,7 +21,7 @@ const MOST_PIECES = 500;
 const ENDS = ["succeeded", "failed", "cancelled"];
 
 export const live = {
-  /** Whether each change is told. */
+  /** Whether each change is announced by an event. */
   sure: false,
   /** Called with the name of an event, `open` and `lost`. @type {Set<(name: string) => void>} */
   listeners: new Set(),
@@ -32,7 +32,7 @@ export const live = {
 };
 
 /** @param {string} name */
-const tell = (name) => { for (const listener of [...live.listeners]) listener(name); };
+const notify = (name) => { for (const listener of [...live.listeners]) listener(name); };
 
 /** Follows the events of an address while the page is visible. @param {string} url */
 export function useStream(url) {
@@ -83,7 +83,7 @@ function follow(url) {
       if (!response.ok || !response.body) return false;
       live.sure = true;
       pause = SOON;
-      tell("open");
+      notify("open");
       const reader = response.body.getReader(), decoder = new TextDecoder();
       let rest = "", since = Date.now(), came = 0;
       for (;;) {
@@ -96,7 +96,7 @@ function follow(url) {
         const names = parts.map(take).filter(Boolean);
         if (Date.now() - since > WINDOW) { since = Date.now(); came = 0; }
         came += names.filter((name) => name !== "output").length;
-        for (const name of new Set(names)) tell(name);
+        for (const name of new Set(names)) notify(name);
         if (came > MOST_EVENTS) return true;
       }
     } finally {
@@ -113,7 +113,7 @@ function follow(url) {
     if (current === control) current = null;
     if (stopped || document.hidden) return;
     live.sure = ended;
-    tell("lost");
+    notify("lost");
     if (ended || refused) return;
     if (Date.now() - begun > BUSY) calm = CALM_DOWN;
     timer = setTimeout(run, many ? calm : pause);

@@ -29,7 +29,7 @@ const SLOWEST = 8000;
 /** Milliseconds between two questions because of events: after a quiet moment, and while they go on. */
 const QUICKEST = 400, STEADY = 1000;
 
-/** Milliseconds between two questions while events tell of each change: for what has none. */
+/** Milliseconds between two questions while events announce each change: for what has none. */
 const SELDOM = 10000;
 
 /** Of the events, those of the state of jobs. @param {string} name */
@@ -39,14 +39,14 @@ export const moves = (name) => !["output", "estimate", "progress"].includes(name
  * What a question is answered with, asked again every so often while the page is visible. Keeps the last answer while
  * the server does not answer, and asks a slow server less often.
  * @template T @param {() => Promise<T>} ask @param {any[]} on @param {number} [every] milliseconds; 0 = once
- * @param {(name: string) => boolean} [told] which events it is asked again for, at once; while there is a stream, `every` is longer
+ * @param {(name: string) => boolean} [wanted] which events it is asked again for, at once; while there is a stream, `every` is longer
  * @returns {{data: T | undefined, fault: Refused | undefined, at: number, again: () => void}}
  */
-export function useAsked(ask, on, every = 2000, told) {
+export function useAsked(ask, on, every = 2000, wanted) {
   const [state, set] = useState(/** @type {any} */ ({ data: undefined, fault: undefined, of: "", at: 0 }));
   const again = useRef(/** @type {() => void} */ (() => {}));
-  const telling = useRef(told);
-  telling.current = told;
+  const wants = useRef(wanted);
+  wants.current = wanted;
   const of = JSON.stringify(on);
   useEffect(() => {
     let stopped = false, asked = 0, answered = 0, last = 0, took = 0, gap = QUICKEST, changed = false;
@@ -76,7 +76,7 @@ export function useAsked(ask, on, every = 2000, told) {
       if (stopped || number !== asked) return;
       answered = number;
       took = failed ? 0 : Math.min(SLOWEST, 10 * (Date.now() - begun));
-      const next = every && telling.current && live.sure && !failed ? SELDOM : every || 2000;
+      const next = every && wants.current && live.sure && !failed ? SELDOM : every || 2000;
       if (every || failed) timer = setTimeout(run, Math.max(next, took));
       if (changed) soon();
     };
@@ -87,7 +87,7 @@ export function useAsked(ask, on, every = 2000, told) {
       gap = now - last > 2 * STEADY ? QUICKEST : Math.min(STEADY, 1.25 * gap);
       due = setTimeout(run, Math.max(0, last + Math.max(gap, took) - now));
     };
-    const hear = (/** @type {string} */ name) => { if (every && telling.current && (["open", "lost"].includes(name) || telling.current(name))) soon(); };
+    const hear = (/** @type {string} */ name) => { if (every && wants.current && (["open", "lost"].includes(name) || wants.current(name))) soon(); };
     live.listeners.add(hear);
     again.current = run;
     const seen = () => { if (!document.hidden) run(); };
