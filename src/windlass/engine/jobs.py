@@ -423,7 +423,7 @@ async def _act_on_ids(context: EngineContext, operation: Selection, ids: list[st
 
 
 async def _act(context: EngineContext, operation: Selection, keys: list[JobKey], action: Action, match: Match) -> int:
-    bare = replace(match, payload={})  # a payload never changes: it was matched before
+    bare = replace(match, payload={})  # the payload was matched before
 
     def decide(record: Record, _: datetime) -> Move | None:
         job = record.job

@@ -41,7 +41,7 @@ Wanted = Scalar | Condition
 
 
 class Which(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Which jobs a limit is about, by what never changes of a job; all that is given must hold."""
+    """Which jobs a limit is about, by what only an edit changes of a job; all that is given must hold."""
 
     tenant: Name | Condition | None = None
     queue: Name | Condition | None = None

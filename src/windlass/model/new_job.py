@@ -50,7 +50,7 @@ NOTHING = Raw(b"\xc0")
 
 
 class JobOptions(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, gc=False):
-    """What a submitter may ask of the queue for a job, whatever its task. None of it changes while the job lives."""
+    """What a submitter may ask of the queue for a job, whatever its task. Only an edit changes it later."""
 
     queue: Name = DEFAULT_QUEUE
     """The named queue it waits in."""

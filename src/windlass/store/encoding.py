@@ -92,7 +92,7 @@ def decode_place(place: str) -> Place:
     return Place(node or None, ran, from_micros(int(adopted)) if adopted else None)
 
 
-# Terms: the part of a job that never changes
+# Terms: the part of a job that only an edit changes
 
 TERM_FIELDS = tuple(name for name in Terms.__struct_fields__ if name not in {"task", "queue", "priority"})
 
