@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 
 import httpx2
 import msgspec
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser
 
+from tests.support.browser import opened_browser
 from tests.support.http_servers import process
 from windlass.addresses import open_store
 from windlass.engine.history import KEPT, KINDS, SECONDS, Note
@@ -23,17 +24,6 @@ from windlass.engine.history import KEPT, KINDS, SECONDS, Note
 ROOT = Path(__file__).parent.parent
 IMAGES = ROOT / "docs" / "images"
 PATIENCE = 40.0
-
-BROWSER = "/usr/bin/chromium"
-FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
 
 WIDE, PHONE = (1280, 800), (390, 844)
 SHOWN = {
@@ -174,7 +164,7 @@ def main(said: list[str]) -> int:
         path = str(ROOT / "examples")
         with (
             process(folder, "--app", "shop:app", "-c", "8", "--allow-upload", PYTHONPATH=path) as server,
-            sync_playwright() as playwright,
+            opened_browser() as browser,
         ):
             headers = {"authorization": f"Bearer {server.token}"}
             client = httpx2.Client(base_url=server.address, headers=headers, trust_env=False, timeout=30)
@@ -182,9 +172,7 @@ def main(said: list[str]) -> int:
             site = Site(client, {"overview": "/", **{name: f"/{name}" for name in names}})
             if not empty:
                 _fill(site)
-            browser = playwright.chromium.launch(executable_path=BROWSER, args=FLAGS)
             _take(browser, site, goal, every=bool(folders))
-            browser.close()
     return 0
 
 

@@ -37,6 +37,9 @@ WAIT_MOST = 30.0
 MOST_STEPS_SHOWN = 20
 """Finished steps in the list, the newest."""
 
+MOST_PARENTS_SHOWN = 10
+"""Jobs in the list that it comes after, the first of them."""
+
 MOST_ERRORS = 5
 """Errors in the list, the newest; the last one is shown in full."""
 
@@ -102,6 +105,11 @@ def _rows(job: Job, estimate: Estimate, now: datetime) -> Iterator[tuple[str, Te
         where += f", version {job.handler_version} of its handler" if job.handler_version else ""
         where += f", sandbox {job.sandbox}" if job.sandbox else ""
         yield "worker", Text(job.worker + where + (f", process {job.pid}" if job.pid else ""))
+    if job.after:
+        more = f" and {len(job.after) - MOST_PARENTS_SHOWN} more" if len(job.after) > MOST_PARENTS_SHOWN else ""
+        yield "after", Text(", ".join(job.after[:MOST_PARENTS_SHOWN]) + more)
+    if job.follow_up is not None:
+        yield "follow-up", Text(job.follow_up)
     for name, text in _changed_options(job):
         yield name, Text(text)
     for name, value in job.annotations.items():

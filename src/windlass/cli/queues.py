@@ -39,6 +39,7 @@ from windlass.model.operations import (
     QueueCard,
     Queues,
     QueueStats,
+    WorkerChanges,
     Workers,
 )
 from windlass.model.outcome import Verdict
@@ -196,6 +197,30 @@ async def running_jobs(*, target: Target = HERE) -> None:
         Column("queue", lambda job: job.queue),
         Column("since", lambda job: console.ago(job.started_at, now)),
         Column("", lambda job: Text(pending_note(job, now), style="dim")),
+    ]
+    terminal.stdout().print(terminal.Table(columns, found))
+
+
+@workers.command(name="changes")
+async def worker_changes(
+    limit: Annotated[int, Parameter(name="N", help="How many lines.")] = 20, /, *, target: Target = HERE
+) -> None:
+    """List the workers that joined, stopped or were lost last, newest first."""
+    async with open_queue(target) as queue:
+        found = await queue(WorkerChanges(limit=limit))
+        now = await queue.now()
+    if target.json:
+        console.write_json(found)
+        return
+    if not found:
+        console.note("no worker has come or gone")
+        return
+    columns = [
+        Column("", lambda one: console.ago(one.at, now)),
+        Column("", lambda one: Text(one.event, style="red" if one.event == "lost" else "")),
+        Column("worker", lambda one: one.name),
+        Column("node", lambda one: one.node),
+        Column("id", lambda one: one.worker),
     ]
     terminal.stdout().print(terminal.Table(columns, found))
 

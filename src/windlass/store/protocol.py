@@ -181,6 +181,7 @@ class Store(Protocol):
     # Optional capabilities (`optional`); null = the store does not have it.
     journal: optional.JournalTarget | None
     disk: optional.LocalDisk | None
+    space: optional.StoreSpace | None
     prepare: optional.Preparation | None
     audit: optional.AuditStore | None
     files: optional.FileStore | None
