@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import httpx2
 import msgspec
-from playwright.sync_api import Browser
+from playwright.sync_api import Browser, expect
 
 from tests.support.browser import opened_browser
 from tests.support.http_servers import process
@@ -140,8 +140,9 @@ def _take(browser: Browser, site: Site, folder: Path, *, every: bool) -> None:
                 if not every and f"{theme}-{form}" not in SHOWN.get(name, ()):
                     continue
                 page.goto(f"/#{path}")
-                page.wait_for_load_state("networkidle")
-                page.wait_for_timeout(600)
+                page.locator("main h1").wait_for()
+                expect(page.locator("main [aria-busy=true]")).to_have_count(0)
+                page.wait_for_timeout(900)  # for what is asked for later; the stream of events never ends
                 wide = page.evaluate("document.documentElement.scrollWidth")
                 if wide > width:
                     print(f"{name}, {theme}, {form}: {wide} pixels wide", file=sys.stderr)

@@ -397,8 +397,8 @@ def test_a_card_names_the_jobs_before_and_after_a_job(windlass: Windlass, place:
         return first, await engine(Enqueue(tenant=place.tenant, job=NewJob(task="last", after=[first.id])))
 
     first, last = place.do(chained)
-    assert re.search(f"^follow-up +{first.follow_up}$", windlass("jobs", "show", first.id).out, re.MULTILINE)
-    assert re.search(f"^after +{first.id}$", windlass("jobs", "show", last.id).out, re.MULTILINE)
+    assert re.search(f"^follow-up +{first.follow_up} *$", windlass("jobs", "show", first.id).out, re.MULTILINE)
+    assert re.search(f"^after +{first.id} *$", windlass("jobs", "show", last.id).out, re.MULTILINE)
     assert windlass("jobs", "show", first.id, "--json").json["follow_up"] == first.follow_up
 
 

@@ -93,7 +93,7 @@ def test_a_page_of_a_job_follows_an_edit_its_begin_and_the_job_that_follows_it(d
     main = page.get_by_role("main")
     page.goto(f"/#/job/{dashboard.tenant}/{id}")
     family = main.get_by_role("region", name="Jobs before and after")
-    expect(family).to_contain_text("once it has succeeded")
+    expect(family).to_contain_text("on success")
     dashboard.ask("PATCH", f"/jobs/{id}", {"priority": 7})
     expect(main.locator("dd").filter(has_text="7").first).to_be_visible()
     worker = dashboard.worker("reports")

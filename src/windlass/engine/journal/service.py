@@ -347,7 +347,8 @@ class Journaled:
         if operation.tenant != EVERY_TENANT:
             return health
         waiting = await self._journal.count(self._journal.drained)
-        return replace(health, journal=JournalHealth(waiting=waiting, fault=self._drainer.fault))
+        all_there = self._drainer.up and self._drainer.flows and not self._drainer.some_away
+        return replace(health, journal=JournalHealth(waiting=waiting, fault="" if all_there else self._drainer.fault))
 
     async def _ask(self, operation: Operation[A]) -> A:
         if not self._drainer.up:

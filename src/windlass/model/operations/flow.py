@@ -151,9 +151,7 @@ class TaskEntry(TaskCard, frozen=True, kw_only=True, omit_defaults=True):
 
 @operation("GET", "/tasks", "read")
 class Tasks(Operation[list[TaskEntry]], frozen=True, kw_only=True):
-    """The tasks of which something is known beside their jobs: those that are paused, or have options.
-    Those of all tenants are among them.
-    """
+    """The tasks that are paused or have options, also those of all tenants."""
 
 
 @operation("PATCH", "/tasks/{task}", "operate", body="pause")

@@ -40,9 +40,7 @@ class Workers(Operation[list[Worker]], frozen=True, kw_only=True):
 
 @operation("GET", "/workers/changes", "read")
 class WorkerChanges(Operation[list[WorkerChange]], frozen=True, kw_only=True):
-    """The workers that came and went last, newest first: of those that went, the last hundred. One that is lost is
-    noticed within a minute.
-    """
+    """The workers that joined, stopped or were lost last, newest first; a loss is noticed within a minute."""
 
     limit: Annotated[int, Meta(ge=1, le=MOST_AT_ONCE)] = 20
 

@@ -189,7 +189,7 @@ const SOON = 5;
 async function followUp(api, job, newest) {
   const id = job.follow_up, made = newest.find((one) => one.id === id);
   if (made) return made;
-  if (!FINISHED.includes(job.state)) return { id, planned: true, task: "follow-up", state: "once it has succeeded" };
+  if (!FINISHED.includes(job.state)) return { id, planned: true, task: "follow-up", state: "on success" };
   if (job.state !== "succeeded") return { id, planned: true, task: "follow-up", state: "never made" };
   if (clock.now() - new Date(job.finished_at).getTime() < 1000 * SOON) return { id, planned: true, task: "follow-up", state: "not made yet" };
   return api.get(`/jobs/${id}`).catch(() => ({ id, planned: true, task: "follow-up", state: "gone" }));

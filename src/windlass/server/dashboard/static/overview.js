@@ -57,7 +57,7 @@ export function Overview({ tenant, stats, who, can }) {
     ["Failed", "failed", "kept"],
   ];
   return html`<div class="head"><h1>Overview</h1><span class="grow"></span><div class="row" role="group" aria-label="Period">${Object.entries(RANGES).map(([name, one]) => html`<button aria-pressed=${name === range} onClick=${() => setRange(name)}>${one.name}</button>`)}</div></div>
-    <${Fault} fault=${queues.fault} /><div class="stack"><${Troubles} tenant=${tenant} queues=${queues.data ?? []} journal=${health?.journal} can=${can} />
+    <${Fault} fault=${queues.fault} /><div class="stack"><${Troubles} tenant=${tenant} queues=${queues.data ?? []} journal=${health?.journal} can=${can} again=${queues.again} />
     <div class="cards">${(cards ?? []).map((/** @type {any[]} */ [name, state, note]) => html`<a class="card" href=${`#/jobs?q=state:${state}`}><div class="label">${name}</div><div class="value">${number(total(stats, state))}</div><div class="note">${note}</div></a>`)}
       <div class="card"><div class="label">Runs, ${chosen.name}</div><div class="value">${number(ended)}</div><div class="note">${bad ? `${number(bad)} failed, ${((100 * bad) / ended).toFixed(1)} %` : "none failed"}</div></div>
       ${health?.store && html`<${Store} health=${health} />`}</div>
@@ -71,7 +71,7 @@ export function Overview({ tenant, stats, who, can }) {
 const FEW = 1000;
 
 /** What needs a hand, each with what to do. @param {any} props */
-function Troubles({ tenant, queues, journal, can }) {
+function Troubles({ tenant, queues, journal, can, again }) {
   const health = useAsked(async () => { const answer = await fetch("/readyz"); return { ok: answer.ok, text: (await answer.text()).trim() }; }, [tenant], 10000).data;
   const tasks = useAsked(() => queue(tenant).get("/tasks"), [tenant], 10000);
   const stopped = (tasks.data ?? []).filter((/** @type {any} */ one) => one.paused);
@@ -80,11 +80,14 @@ function Troubles({ tenant, queues, journal, can }) {
   const detail = health && !health.ok ? problem(health.text) : health && health.text !== "ok" ? health.text : "";
   return html`${detail && html`<div class="note-line bad" role="status"><strong>Store:</strong> ${detail}</div>`}
     ${journal && (journal.fault || journal.waiting > FEW) && html`<div class="note-line warn" role="status"><strong>Journal:</strong> ${number(journal.waiting)} accepted ${journal.waiting === 1 ? "job is" : "jobs are"} not in the store yet${journal.fault ? `: ${journal.fault}` : ""}. They are safe on this server's disk.</div>`}
-    ${alone.length > 0 && html`<div class="note-line warn"><strong>No worker</strong> takes jobs from ${alone.slice(0, 6).map((/** @type {any} */ one) => html`<${JobsLink} q=${`state:queued ${word("queue", one.queue)}`}>${one.queue}<//> (${number(one.states.queued)}) `)}. Start one: <code>windlass worker MODULE:APP -q ${alone[0].queue}</code></div>`}
-    ${paused.length > 0 && html`<div class="note-line warn"><strong>Paused:</strong> ${paused.slice(0, 6).map((/** @type {any} */ one) => html`<${Link} to="/queues">${one.queue}<//>${one.why ? ` (${one.why})` : ""} `)}</div>`}
-    ${stopped.slice(0, 4).map((/** @type {any} */ one) => html`<div class="note-line warn row"><span><strong>Paused:</strong> task <${JobsLink} q=${`state:queued ${word("task", one.task)}`}>${one.task}<//>${one.why ? ` (${one.why})` : ""}${one.until ? html`, goes on <${Time} at=${one.until} />` : ""}</span>
-      ${can("operate") && (one.tenant === tenant || tenant === "-") && html`<${Action} run=${async () => { await queue(one.tenant).patch(`/tasks/${one.task}`, { paused: false }); tasks.again(); return `${one.task} goes on`; }}>Resume<//>`}</div>`)}`;
+    ${alone.length > 0 && html`<div class="note-line warn"><strong>No worker</strong> takes jobs from ${alone.slice(0, 6).map((/** @type {any} */ one, /** @type {number} */ place) => html`${place ? ", " : ""}<${JobsLink} q=${`state:queued ${word("queue", one.queue)}`}>${one.queue}<//> (${number(one.states.queued)})`)}. Start one: <code>windlass worker MODULE:APP -q ${alone[0].queue}</code></div>`}
+    ${paused.slice(0, 4).map((/** @type {any} */ one) => html`<${Pause} key=${queueKey(one)} one=${one} kind="queue" name=${one.queue} may=${can("operate")} again=${again} />`)}
+    ${stopped.slice(0, 4).map((/** @type {any} */ one) => html`<${Pause} key=${one.task} one=${one} kind="task" name=${one.task} may=${can("operate") && (one.tenant === tenant || tenant === "-")} again=${tasks.again} />`)}`;
 }
+
+/** A queue or a task that is paused, and a button that ends it. @param {any} props */
+const Pause = ({ one, kind, name, may, again }) => html`<div class="note-line warn row"><span><strong>Paused:</strong> ${kind} <${JobsLink} q=${`state:queued ${word(kind, name)}`}>${name}<//>${one.why ? ` (${one.why})` : ""}${one.until ? html`, goes on <${Time} at=${one.until} />` : ""}</span>
+  ${may && html`<${Action} run=${async () => { await queue(one.tenant).patch(`/${kind}s/${name}`, { paused: false }); again(); return `${name} goes on`; }}>Resume<//>`}</div>`;
 
 /** What an answer that says no says. @param {string} text */
 function problem(text) {

@@ -166,7 +166,7 @@ export function Table({ columns, rows, of, empty, label }) {
   const name = (/** @type {any} */ one) => [one.num && "num", one.tight && "tight", one.wide && "wide", one.fill && "fill"].filter(Boolean).join(" ");
   return html`<div class="scroll" tabindex="0" role="region" aria-label=${label}><table>
     <thead><tr>${columns.map((one) => (one.name ? html`<th class=${name(one)} scope="col">${one.name}</th>` : html`<td class=${name(one)}></td>`))}</tr></thead>
-    <tbody>${rows.map((row) => html`<tr key=${of(row)}>${columns.map((one) => html`<td class=${name(one)}>${one.show(row)}</td>`)}</tr>`)}</tbody>
+    <tbody>${rows.map((row) => html`<tr key=${of(row)}>${columns.map((one) => html`<td class=${name(one)} data-name=${typeof one.name === "string" && one.name ? one.name : undefined}>${one.show(row)}</td>`)}</tr>`)}</tbody>
   </table></div>`;
 }
 
