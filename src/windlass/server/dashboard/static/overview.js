@@ -180,6 +180,6 @@ function QueueTable({ rows, tenant }) {
     { name: "Failed", num: true, wide: true, show: (/** @type {any} */ one) => number(one.states.failed ?? 0) },
     ...(tiers ? [{ name: "Tiers", wide: true, show: (/** @type {any} */ one) => html`<${Tiers} one=${one} />` }] : []),
     { name: "Oldest waits", tight: true, show: (/** @type {any} */ one) => html`<${Since} at=${one.waits?.oldest} />` },
-    { name: "A new job waits", tight: true, wide: true, show: (/** @type {any} */ one) => html`<${NewWait} one=${one} />` },
+    { name: "New job waits", tight: true, wide: true, show: (/** @type {any} */ one) => html`<${NewWait} one=${one} />` },
   ]} />`;
 }

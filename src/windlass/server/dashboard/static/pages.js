@@ -69,7 +69,7 @@ export function Queues({ tenant, can }) {
       ...["queued", "running", "scheduled", "blocked", "failed"].map((state) => ({ name: state[0].toUpperCase() + state.slice(1), num: true, wide: state === "blocked" || state === "scheduled", show: (/** @type {any} */ one) => html`${one.states[state] ? html`<${JobsLink} q=${`state:${state} ${word("queue", one.queue)}`}>${number(one.states[state])}<//>` : html`<span class="dim">0</span>`}${state === "running" ? html`<span class="dim"> / ${number(one.slots)}</span>` : ""}` })),
       { name: "Last hour", tight: true, wide: true, show: (/** @type {any} */ one) => html`<${Past} history=${past} one=${one} />` },
       { name: "Oldest waits", tight: true, show: (/** @type {any} */ one) => html`<${Since} at=${one.waits?.oldest} />` },
-      { name: "A new job waits", tight: true, wide: true, show: (/** @type {any} */ one) => html`<${NewWait} one=${one} />` },
+      { name: "New job waits", tight: true, wide: true, show: (/** @type {any} */ one) => html`<${NewWait} one=${one} />` },
       ...(can("operate") ? [{ name: "", tight: true, show: (/** @type {any} */ one) => html`<div class="doing">${one.paused ? html`<${Action} run=${() => change(one, { paused: false }).then(() => `${one.queue} goes on`)}>Resume<//>` : html`<${Action} run=${pause(one.queue, (body) => change(one, body))}>Pause<//>`} <${Action} run=${edit(one)}>Edit<//></div>` }] : []),
     ]} /></section>`;
 }
