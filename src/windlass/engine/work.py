@@ -178,6 +178,7 @@ async def release(context: EngineContext, operation: Release) -> Applied:
     """Give jobs back. A limit that a report names is paused first: else the next job would start in between."""
     await known_worker(context, operation.worker, operation.tenant)
     reported = list(zip(operation.jobs, await reports.tenants_of(context, operation), strict=True))
+    await reports.keep_left(context, reported)
     held = await hold_limits(context, reported)
     on_lost = await reports.read_on_lost(context, any(item.stopped is not None for item in operation.jobs))
 
