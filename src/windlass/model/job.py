@@ -108,7 +108,7 @@ class Job(Terms, frozen=True, kw_only=True, omit_defaults=False, gc=False):
     handler_version: int | None = None
     """Which version of its handler runs or last ran; null = the task of an app, or not begun. Set with `sandbox`."""
     pid: int | None = None
-    """The process that runs it or did last. Set after 0.2 s of a run; with `on_lost` fail or adopt, before its start."""
+    """The process that runs it or did last. Set after 0.2 s; with `on_lost` fail or adopt, before it starts."""
     progress: Progress | None = None
     """The progress that its task reported last."""
     estimate: float | None = None
