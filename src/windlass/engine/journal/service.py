@@ -74,6 +74,7 @@ from windlass.model.operations import (
     GetFiles,
     GetHealth,
     GetOutput,
+    GetProgress,
     GetQueueEstimate,
     GetResult,
     GetStats,
@@ -97,7 +98,7 @@ log = logging.getLogger("windlass.journal")
 
 OF_STORED_JOBS = (
     *(Show, GetResult, GetEstimate, GetQueueEstimate, GetOutput, GetFiles, GetFile, GetSteps),
-    *(List, Failures, Count, GetStats, Send, Resize, SendSignal),
+    *(GetProgress, List, Failures, Count, GetStats, Send, Resize, SendSignal),
     *(Edit, Cancel, Rerun, Delete, FinishByHand, FailByHand, LowerTimeout),
 )
 """Operations on jobs: those that were accepted before must be there."""
