@@ -6,6 +6,7 @@ and dark, wide and on a phone. `--empty` shows a server without a job.
 
 import asyncio
 import math
+import shutil
 import sys
 import tempfile
 import time
@@ -158,13 +159,13 @@ def main(said: list[str]) -> int:
         return 2
     goal = folders[0] if folders else IMAGES
     goal.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory(prefix="shop-") as name:
         folder = Path(name)
         if not empty:
             asyncio.run(_write_past(str(folder / "jobs.db")))
-        path = str(ROOT / "examples")
+        shutil.copy(ROOT / "examples" / "shop.py", folder)  # its path is in tracebacks
         with (
-            process(folder, "--app", "shop:app", "-c", "8", "--allow-upload", PYTHONPATH=path) as server,
+            process(folder, "--app", "shop:app", "-c", "8", "--allow-upload", PYTHONPATH=name) as server,
             opened_browser() as browser,
         ):
             headers = {"authorization": f"Bearer {server.token}"}

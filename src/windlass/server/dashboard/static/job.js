@@ -119,7 +119,8 @@ function Remedy({ api, job, estimate, can }) {
   if (why === "worker") return html`<div>Start one: <code>windlass worker MODULE:APP -q ${job.queue}</code></div>`;
   if (why === "handler") return html`<div><${Link} to="/workers">The workers<//> of its queue do not know the task ${job.task}: start one with an app that has it, or <${Link} to="/handlers">upload a handler<//>.</div>`;
   if (why === "limit") return html`<div><${Link} to="/limits">See the limit${estimate.name ? ` ${estimate.name}` : ""} and what it holds back<//></div>`;
-  if (why === "slots" || why === "tier") return html`<div><${JobsLink} q=${`state:running ${word("queue", job.queue)}`}>See what runs in ${job.queue}<//>, or start another worker.</div>`;
+  if (why === "tier") return html`<div><${JobsLink} q=${`state:running ${word("queue", job.queue)}`}>See what runs in ${job.queue}<//>, start another worker, or <${Link} to="/queues">give the tier a larger cap<//>.</div>`;
+  if (why === "slots") return html`<div><${JobsLink} q=${`state:running ${word("queue", job.queue)}`}>See what runs in ${job.queue}<//>, or start another worker.</div>`;
   if (why === "pause" && paused) {
     return html`<div class="row"><span>The ${paused.what} is paused${paused.why ? `: ${paused.why}` : ""}${paused.until ? html` until ${exact(paused.until)}` : ""}.</span>
       ${can("operate") && html`<${Action} run=${async () => { await api.patch(paused.path, { paused: false }); return `${paused.what} goes on`; }}>Resume<//>`}</div>`;
