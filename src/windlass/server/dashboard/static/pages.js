@@ -329,7 +329,7 @@ export function Tokens({ tenant }) {
       { name: "Allows", show: (/** @type {any} */ one) => one.scopes.map((/** @type {string} */ scope) => html`<span class="tag">${scope}</span> `) },
       { name: "Made", tight: true, wide: true, show: (/** @type {any} */ one) => html`<${Time} at=${one.created_at} />` },
       { name: "Expires", tight: true, show: (/** @type {any} */ one) => (one.expires_at ? html`<${Time} at=${one.expires_at} />${new Date(one.expires_at).getTime() < now ? html` <span class="badge bad">expired</span>` : ""}` : "never") },
-      { name: "", tight: true, show: (/** @type {any} */ one) => html`<${Action} kind="danger" run=${removal(one)}>Remove<//>` },
+      { name: "", tight: true, show: (/** @type {any} */ one) => html`<div class="doing"><${Action} kind="danger" run=${removal(one)}>Remove<//></div>` },
     ]} /></section></div>`;
 }
 
@@ -348,7 +348,7 @@ export function Audit({ tenant }) {
   const rows = all.map((one, place) => ({ ...one, place: all.length - place })).filter((one) => `${one.by} ${one.note} ${one.action} ${what(one)} ${one.ids ?? ""}`.toLowerCase().includes(text.toLowerCase()));
   const further = async () => { const page = await api.get("/audit", { limit: LINES, after: beyond }); setMore((old) => [...old, ...page.entries]); setNext(page.next); };
   return html`<div class="head"><h1>Audit</h1><span class="dim">what was changed by hand, newest first</span><span class="grow"></span><input type="search" aria-label="Find in these lines" placeholder="Find in these lines" onInput=${(/** @type {any} */ event) => setText(event.target.value)} /></div><${Fault} fault=${list.fault} />
-    <section class="panel"><${Table} label="Audit log" rows=${list.data && rows} of=${(/** @type {any} */ one) => `${one.at} ${one.place}`} empty=${html`<${Empty} text=${text ? "No line has this." : "Nothing was changed by hand yet."} />`} columns=${[
+    <section class="panel"><${Table} label="Audit log" cards=${true} rows=${list.data && rows} of=${(/** @type {any} */ one) => `${one.at} ${one.place}`} empty=${html`<${Empty} text=${text ? "No line has this." : "Nothing was changed by hand yet."} />`} columns=${[
       { name: "When", tight: true, show: (/** @type {any} */ one) => html`<${Time} at=${one.at} />` },
       { name: "Who", tight: true, show: (/** @type {any} */ one) => html`${one.by}<div class="sub">${one.note}</div>` },
       { name: "What", tight: true, show: (/** @type {any} */ one) => html`<span class=${`badge ${/^(remove|delete|cancel|fail)/.test(one.action) ? "bad" : ""}`}>${one.action}</span>` },

@@ -158,13 +158,13 @@ export const Use = ({ used, of, label }) => html`<div class=${`bar ${used >= of 
 
 /**
  * @param {{columns: {name: any, num?: boolean, tight?: boolean, wide?: boolean, fill?: boolean, show: (row: any) => any}[], rows?: any[],
- *   of: (row: any) => string, empty: any, label: string}} props
+ *   of: (row: any) => string, empty: any, label: string, cards?: boolean}} props `cards`: on a phone its rows are cards; those with buttons always are
  */
-export function Table({ columns, rows, of, empty, label }) {
+export function Table({ columns, rows, of, empty, label, cards }) {
   if (rows === undefined) return html`<div class="empty" aria-busy="true">…</div>`;
   if (!rows.length) return empty;
   const name = (/** @type {any} */ one) => [one.num && "num", one.tight && "tight", one.wide && "wide", one.fill && "fill"].filter(Boolean).join(" ");
-  return html`<div class="scroll" tabindex="0" role="region" aria-label=${label}><table>
+  return html`<div class="scroll" tabindex="0" role="region" aria-label=${label}><table class=${cards || columns.some((one) => one.name === "") ? "cards" : ""}>
     <thead><tr>${columns.map((one) => (one.name ? html`<th class=${name(one)} scope="col">${one.name}</th>` : html`<td class=${name(one)}></td>`))}</tr></thead>
     <tbody>${rows.map((row) => html`<tr key=${of(row)}>${columns.map((one) => html`<td class=${name(one)} data-name=${typeof one.name === "string" && one.name ? one.name : undefined}>${one.show(row)}</td>`)}</tr>`)}</tbody>
   </table></div>`;
