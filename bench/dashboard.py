@@ -249,14 +249,16 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--drained", type=int, default=200_000, help="jobs of each drain")
     parser.add_argument("--drains", type=int, default=7, help="with the history, and as many without")
+    parser.add_argument("--stores", nargs="+", choices=("sqlite", "redis"), default=("sqlite", "redis"))
     arguments = parser.parse_args(argv)
     table, found = Table(), {}
     with tempfile.TemporaryDirectory(prefix="windlass-bench-") as name:
         folder = Path(name)
         folder.chmod(0o700)
         with Server("redis", folder, fsync="everysec") as server:
-            for store, address in {"sqlite": str(folder / "jobs.db"), "redis": server.url}.items():
-                found[store] = measured(table, store, address, folder, arguments)
+            addresses = {"sqlite": str(folder / "jobs.db"), "redis": server.url}
+            for store in arguments.stores:
+                found[store] = measured(table, store, addresses[store], folder, arguments)
     print(table.markdown(), end="\n\n")
     for what, bar in BARS.items():
         for store, figures in found.items():

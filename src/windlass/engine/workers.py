@@ -126,13 +126,14 @@ async def note_lost_workers(context: EngineContext) -> None:
     """Note those that are gone without a word, and forget those that went long ago."""
     records = context.store.records
     packed = await records.list(STAYS)
-    alive = {worker.id for worker in await context.store.workers.list(EVERY_TENANT)}
-    now = (await context.store.jobs.read([])).now
     stays = {id: _stay.decode(data) for id, data in packed.items()}
-    for id, stay in stays.items():
-        if stay.left_at is None and id not in alive:
-            stays[id] = replace(stay, left_at=now, lost=True)
-            await records.swap(STAYS, id, packed[id], _pack(stays[id]))
+    if any(stay.left_at is None for stay in stays.values()):
+        alive = {worker.id for worker in await context.store.workers.list(EVERY_TENANT)}  # read after the stays
+        now = (await context.store.jobs.read([])).now
+        for id, stay in stays.items():
+            if stay.left_at is None and id not in alive:
+                stays[id] = replace(stay, left_at=now, lost=True)
+                await records.swap(STAYS, id, packed[id], _pack(stays[id]))
     gone = sorted((stay.left_at, id) for id, stay in stays.items() if stay.left_at is not None)
     for _, id in gone[:-MOST_GONE]:
         await records.swap(STAYS, id, ANYTHING, None)
