@@ -50,7 +50,7 @@ from windlass.model.ports import Clock
 from windlass.model.worker import SandboxTier
 from windlass.worker.contexts.frames import RunOutcome, RunUpdate, StepAnswer, StepRequest
 from windlass.worker.functions import FunctionOutcome
-from windlass.worker.linux import describe_status
+from windlass.worker.linux import OwnProcess, describe_status
 from windlass.worker.reports import Reports
 from windlass.worker.telemetry import Telemetry
 
@@ -111,9 +111,9 @@ class ActiveRun:
     """One run of one job, from its claim to its report."""
 
     __slots__ = (
-        "_unsent_bytes", "adopted", "allowed", "asked", "began", "cleared", "deadline", "given", "has_files", "id",
-        "job", "kept", "lease", "log", "number", "pid", "printed", "progress", "runner", "sandbox", "since", "stopping",
-        "taken", "takes_messages", "tenant", "timer", "token", "version",
+        "_unsent_bytes", "adopted", "allowed", "alone", "asked", "began", "cleared", "cpu_time", "deadline", "given",
+        "has_files", "id", "job", "kept", "lease", "log", "number", "peak_memory", "pid", "printed", "progress",
+        "runner", "sandbox", "since", "stopping", "taken", "takes_messages", "tenant", "timer", "token", "version",
     )  # fmt: skip
 
     def __init__(
@@ -139,6 +139,11 @@ class ActiveRun:
         """When it is stopped, by the queue's clock."""
         self.pid: int | None = None
         """The process that runs it, once there is one."""
+        self.alone = False
+        """Whether no other job runs in that process."""
+        self.peak_memory: int | None = None
+        self.cpu_time: float | None = None
+        """What its own process has used, once that has ended."""
         self.sandbox: SandboxTier | None = None
         """What an uploaded function runs in."""
         self.version: int | None = None
@@ -182,6 +187,13 @@ class ActiveRun:
     def begun(self) -> bool:
         """Whether its code may have begun."""
         return self.cleared and (self.at_most_once or self.pid is not None)
+
+    @property
+    def own_process(self) -> OwnProcess | None:
+        """Its process, if it has that for itself. That of a function has run others before."""
+        if not self.alone or self.pid is None:
+            return None
+        return OwnProcess(self.pid, self.since if self.sandbox is None else None)
 
     @property
     def heard(self) -> int | None:
@@ -727,6 +739,8 @@ def finished(run: ActiveRun, outcome: RunOutcome) -> Finished:
             message = "killed: it went on running after it was cancelled"
             error = Error(type="Cancelled", message=message, traceback=error.traceback)
         reason = None
+    if run.peak_memory is not None:
+        error = replace(error, peak_memory=run.peak_memory, cpu_time=run.cpu_time)
     _log_failure(run, verdict, error)
     return Finished(
         id=run.id,

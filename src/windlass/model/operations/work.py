@@ -14,7 +14,7 @@ from windlass.model.names import MEDIA_PATTERN, MOST_FILES, FileName, Name
 from windlass.model.new_job import NewJob
 from windlass.model.operations.table import MOST_AT_ONCE, Operation, operation
 from windlass.model.outcome import Verdict
-from windlass.model.output import MOST_CHUNKS, NewChunk, Progress
+from windlass.model.output import MOST_CHUNKS, NewChunk, Progress, RunUsage
 from windlass.model.worker import SandboxTier
 
 MOST_WARM = 100  # names in a claim's `warm`
@@ -91,6 +91,7 @@ class Alive(LeasedJob, frozen=True, kw_only=True, omit_defaults=True, forbid_unk
     progress: Progress | None = None
     output: Annotated[list[NewChunk], Meta(max_length=MOST_CHUNKS)] = []
     """New output since the last report. Not deduplicated: sent twice, it is stored twice."""
+    usage: RunUsage | None = None  # what it uses now; null = as reported before
     deadline: Time | None = None  # when the worker will stop it; sent so that the answer can say when that has changed
     heard: Annotated[int, Meta(ge=0, le=2**53)] | None = None
     """Number of the last message received (0 = none yet); null = send none now."""

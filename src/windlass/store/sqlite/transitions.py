@@ -55,6 +55,10 @@ _RUNNING = """
 """
 _RENEW = "UPDATE lease SET until = ?2 WHERE job IN carray(?1)"
 _SET_PROGRESS = "INSERT OR REPLACE INTO progress (job, data) VALUES {rows}"
+_SET_USAGE = """
+    WITH measured (job, usage) AS (VALUES {rows})
+    UPDATE lease SET usage = measured.usage FROM measured WHERE lease.job = measured.job
+"""
 _SET_UPDATED_AT = "UPDATE job SET updated_at = ?2 WHERE seq IN carray(?1)"
 _SET_PID = """
     WITH begun (seq, pid, updated_at) AS (VALUES {rows})
@@ -140,6 +144,7 @@ def heartbeat(tx: Transaction, beats: Sequence[Heartbeat], lease: float) -> list
     # By job: of several heartbeats in one call, the last one counts.
     pids: dict[int, Row] = {}
     progress: dict[int, Row] = {}
+    usage: dict[int, Row] = {}
     renewed: list[int] = []
     ran: defaultdict[str, list[int]] = defaultdict(list)
     room = MOST_COLLECTED
@@ -158,6 +163,8 @@ def heartbeat(tx: Transaction, beats: Sequence[Heartbeat], lease: float) -> list
             pids[job.seq] = (job.seq, beat.pid, tx.now)
         if beat.progress is not None:
             progress[job.seq] = (job.seq, _pack.encode(beat.progress))
+        if beat.usage is not None:
+            usage[job.seq] = (job.seq, _pack.encode(beat.usage))
         if beat.output:
             add_output(tx, job.seq, beat.output)
         ran[encode_handler_run(beat.ran)].append(job.seq)
@@ -165,6 +172,7 @@ def heartbeat(tx: Transaction, beats: Sequence[Heartbeat], lease: float) -> list
         tx.run(_RENEW, int_array(renewed), tx.now + span(lease))
     tx.run_all(_SET_PID, list(pids.values()))
     tx.run_all(_SET_PROGRESS, list(progress.values()))
+    tx.run_all(_SET_USAGE, list(usage.values()))
     if progress:
         tx.run(_SET_UPDATED_AT, int_array(list(progress)), tx.now)
     _set_handler(tx, ran)
@@ -291,7 +299,7 @@ _SET_TIER = """
 """
 _ADOPT = (
     "UPDATE job SET worker = ?2, node = ?3, updated_at = ?4 WHERE seq = ?1",
-    "UPDATE lease SET worker = ?2, token = ?3, until = ?4 WHERE job = ?1",
+    "UPDATE lease SET worker = ?2, token = ?3, until = ?4, usage = NULL WHERE job = ?1",
 )
 _SET_WAITS = """
     WITH remaining (seq, waits) AS (VALUES {rows})
