@@ -129,7 +129,7 @@ def test_running_jobs_stand_under_their_workers_in_eighty_columns() -> None:
         "job                                   task           for    memory  cpu   output",
         "big  anna",
         f"{id}0  report  4 min 10 s  210.3 MB  1.0   2.1 kB",
-        f"{id}1  scan    4 min 10 s                  7 bytes",
+        f"{id}1  scan    4 min 10 s                 7 bytes",
         "big  w2",
         f"{id}2  report  4 min 10 s",
     ]

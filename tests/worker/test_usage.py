@@ -12,7 +12,7 @@ from tests.support.worker_harness import ON_A_FILE, WorkerHarness, until
 from windlass.job_handle import Job
 from windlass.model.handler import NewHandler
 from windlass.model.job import State
-from windlass.model.operations import PutHandler
+from windlass.model.operations import EnqueueLines, PutHandler
 from windlass.model.output import RunUsage
 from windlass.worker import linux
 from windlass.worker.linux import OwnProcess, UsageMeter
@@ -44,7 +44,7 @@ def test_a_job_alone_in_its_process_shows_the_memory_and_the_cpus_of_all_its_pro
 ) -> None:
     harness.start(lease=LEASE)
     job, shares = harness.tasks.burn.enqueue(200, children=1), harness.tasks.stay.enqueue("here")
-    harness.noted("burn", 2)
+    until(lambda: sum("burn" in line for line in harness.notes("start")) == 2)  # noqa: PLR2004 - itself and its child
     usage = used(job, lambda usage: (usage.memory or 0) > 400 * MIB and (usage.cpu or 0) > 0)
     assert usage.output == len("burning\n")
     assert shares.refresh().usage is None, "it shares its process, and has put out nothing"
@@ -103,7 +103,8 @@ def test_a_handler_shows_what_its_process_uses(harness: WorkerHarness) -> None:
     handler = NewHandler(lang="python", body=SLOW)
     harness.app.ask(PutHandler(tenant=harness.tenant, task="slow", handler=handler))
     harness.start(lease=LEASE)
-    job = harness.app.enqueue("slow")
+    (id,) = harness.app.ask(EnqueueLines(tenant=harness.tenant, task="slow", text="go")).ids
+    job = harness.app.job(id)
     usage = used(job, lambda usage: usage.cpu is not None)
     assert usage.memory is not None
     assert usage.memory > 60 * MIB

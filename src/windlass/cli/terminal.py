@@ -68,8 +68,9 @@ LEAST_CUT = 4
 
 
 class Table:
-    """Rows under a header, two blanks apart. On a narrow terminal the last columns are left out, and then the last is cut
-    off, unless it is of numbers: half a number is another number.
+    """Rows under a header, two blanks apart. On a narrow terminal the last column is cut off, or left out.
+
+    Numbers are never cut: half of one is another number.
     """
 
     def __init__(

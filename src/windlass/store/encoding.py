@@ -94,9 +94,7 @@ def split_usage(place: str) -> tuple[str, RunUsage | None]:
     if not used:
         return place, None
     memory, cpu, output = used.split(PLACE_SEPARATOR)
-    return place, RunUsage(
-        memory=int(memory) if memory else None, cpu=float(cpu) if cpu else None, output=int(output)
-    )
+    return place, RunUsage(memory=int(memory) if memory else None, cpu=float(cpu) if cpu else None, output=int(output))
 
 
 class Place(NamedTuple):

@@ -247,7 +247,7 @@ def cpu_time(pid: int) -> float:
 
 
 def used_in_all(usage: resource.struct_rusage) -> tuple[int, float]:
-    """Of a process that has ended, and those it waited for: bytes of memory of the largest at its peak, seconds of CPU."""
+    """By a process that has ended and those it waited for: bytes, at the peak of the largest, and seconds of CPU."""
     return usage.ru_maxrss * 1024, round(usage.ru_utime + usage.ru_stime, 3)
 
 

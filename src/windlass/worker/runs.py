@@ -111,9 +111,9 @@ class ActiveRun:
     """One run of one job, from its claim to its report."""
 
     __slots__ = (
-        "_unsent_bytes", "adopted", "allowed", "alone", "asked", "began", "cleared", "cpu_time", "deadline", "given",
-        "has_files", "id", "job", "kept", "lease", "log", "number", "peak_memory", "pid", "printed", "progress",
-        "runner", "sandbox", "since", "stopping", "taken", "takes_messages", "tenant", "timer", "token", "version",
+        "_unsent_bytes", "adopted", "allowed", "alone", "asked", "began", "cleared", "deadline", "given", "has_files",
+        "id", "job", "kept", "lease", "log", "number", "pid", "printed", "progress", "runner", "sandbox", "since",
+        "stopping", "taken", "takes_messages", "tenant", "timer", "token", "used", "version",
     )  # fmt: skip
 
     def __init__(
@@ -141,9 +141,8 @@ class ActiveRun:
         """The process that runs it, once there is one."""
         self.alone = False
         """Whether no other job runs in that process."""
-        self.peak_memory: int | None = None
-        self.cpu_time: float | None = None
-        """What its own process has used, once that has ended."""
+        self.used: tuple[int, float] | None = None
+        """Bytes that its own process held at its peak, and seconds of CPU, once it has ended."""
         self.sandbox: SandboxTier | None = None
         """What an uploaded function runs in."""
         self.version: int | None = None
@@ -739,8 +738,8 @@ def finished(run: ActiveRun, outcome: RunOutcome) -> Finished:
             message = "killed: it went on running after it was cancelled"
             error = Error(type="Cancelled", message=message, traceback=error.traceback)
         reason = None
-    if run.peak_memory is not None:
-        error = replace(error, peak_memory=run.peak_memory, cpu_time=run.cpu_time)
+    if run.used is not None:
+        error = replace(error, peak_memory=run.used[0], cpu_time=run.used[1])
     _log_failure(run, verdict, error)
     return Finished(
         id=run.id,

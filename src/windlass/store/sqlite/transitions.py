@@ -144,7 +144,6 @@ def heartbeat(tx: Transaction, beats: Sequence[Heartbeat], lease: float) -> list
     # By job: of several heartbeats in one call, the last one counts.
     pids: dict[int, Row] = {}
     progress: dict[int, Row] = {}
-    usage: dict[int, Row] = {}
     renewed: list[int] = []
     ran: defaultdict[str, list[int]] = defaultdict(list)
     room = MOST_COLLECTED
@@ -163,8 +162,6 @@ def heartbeat(tx: Transaction, beats: Sequence[Heartbeat], lease: float) -> list
             pids[job.seq] = (job.seq, beat.pid, tx.now)
         if beat.progress is not None:
             progress[job.seq] = (job.seq, _pack.encode(beat.progress))
-        if beat.usage is not None:
-            usage[job.seq] = (job.seq, _pack.encode(beat.usage))
         if beat.output:
             add_output(tx, job.seq, beat.output)
         ran[encode_handler_run(beat.ran)].append(job.seq)
@@ -172,7 +169,7 @@ def heartbeat(tx: Transaction, beats: Sequence[Heartbeat], lease: float) -> list
         tx.run(_RENEW, int_array(renewed), tx.now + span(lease))
     tx.run_all(_SET_PID, list(pids.values()))
     tx.run_all(_SET_PROGRESS, list(progress.values()))
-    tx.run_all(_SET_USAGE, list(usage.values()))
+    _set_usage(tx, held, beats)
     if progress:
         tx.run(_SET_UPDATED_AT, int_array(list(progress)), tx.now)
     _set_handler(tx, ran)
@@ -181,6 +178,13 @@ def heartbeat(tx: Transaction, beats: Sequence[Heartbeat], lease: float) -> list
         tx.run(_DROP_SENT_FILES, int_array(seqs))
         tx.run(_NO_SENT_FILES, int_array(seqs))
     return answers
+
+
+def _set_usage(tx: Transaction, held: Mapping[bytes, LeasedRow], beats: Sequence[Heartbeat]) -> None:
+    measured = [beat for beat in beats if beat.usage is not None]
+    jobs = [(held.get(id), beat) for id, beat in zip(job_keys(measured), measured, strict=True)]
+    rows = {job.seq: (job.seq, _pack.encode(beat.usage)) for job, beat in jobs if job and job.token == beat.token}
+    tx.run_all(_SET_USAGE, list(rows.values()))
 
 
 def _set_handler(tx: Transaction, ran: Mapping[str, Sequence[int]]) -> None:

@@ -568,7 +568,7 @@ class ContextRunner:
             if outcome is None and context.stdin is not None and os.WIFEXITED(status):
                 outcome = exited_by_itself(run, os.WEXITSTATUS(status))
             if context.isolated and peak_memory:
-                run.peak_memory, run.cpu_time = peak_memory, cpu_time
+                run.used = peak_memory, cpu_time
             self._finish(run, outcome or crashed(run, status, peak_memory, tail))
 
     def fork_failed(self, context: ContextProcess, why: str) -> None:

@@ -175,13 +175,13 @@ class Zygote:
         """Reap dead children, report contexts among them, and end what they left behind."""
         orphans_likely = False
         while (dead := _reaped()) is not None:
-            pid, status, *used = dead
+            pid, status, peak_memory, cpu_time = dead
             orphans_likely |= pid in self._contexts or pid in self._killed
             self._killed.discard(pid)
             if (number := self._contexts.pop(pid, None)) is not None:
                 del self._pids[number]
                 folders.remove_of(pid)
-                self._report(Exited(number, status, *used))
+                self._report(Exited(number, status, peak_memory, cpu_time))
         if orphans_likely:
             self._sweeps = SWEEPS
         if self._sweeps:
