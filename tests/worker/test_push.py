@@ -10,7 +10,7 @@ from tests.support.patience import PATIENCE
 from tests.support.push_servers import HERE, OK, Answer, Receiver, Sent, Station, always, receiver, station, until
 from windlass.engine import push_workers
 from windlass.model import push, wire
-from windlass.model.errors import Invalid
+from windlass.model.errors import Invalid, Unavailable
 from windlass.model.job import JSON, MSGPACK, Job, Reason, State
 from windlass.model.limit import NewLimit, Which
 from windlass.model.match import Match
@@ -52,6 +52,29 @@ async def test_a_worker_that_answers_at_once_has_done_the_job(hub: Station) -> N
     assert ended.worker == worker.registered.worker
     assert wire.value(sent.claimed.payload, sent.claimed.job.content_type) == {"scene": 7}
     assert bytes((await hub.client(GetResult(id=job.id))).result) == wire.encode(7)  # type: ignore[arg-type]
+
+
+async def test_an_outage_of_the_store_is_logged_once(
+    hub: Station, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked = 0
+
+    async def secrets(_: object) -> dict[str, str]:
+        nonlocal asked
+        asked += 1
+        if asked != 10:
+            raise Unavailable("the store does not answer")
+        return {}
+
+    monkeypatch.setattr(sending, "CHECK_EVERY_IF_NONE", 0.001)
+    monkeypatch.setattr(push_workers.PushWorkers, "secrets", secrets)
+    hub.push._changed.set()
+
+    async def often() -> bool:
+        return asked > 20
+
+    await until(often)
+    assert caplog.messages.count("cannot list workers: the store does not answer") == 2, "one for each outage"
 
 
 async def test_the_events_of_a_pushed_job_are_published(hub: Station) -> None:
