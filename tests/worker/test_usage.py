@@ -44,7 +44,7 @@ def test_a_job_alone_in_its_process_shows_the_memory_and_the_cpus_of_all_its_pro
 ) -> None:
     harness.start(lease=LEASE)
     job, shares = harness.tasks.burn.enqueue(200, children=1), harness.tasks.stay.enqueue("here")
-    until(lambda: sum("burn" in line for line in harness.notes("start")) == 2)  # noqa: PLR2004 - itself and its child
+    until(lambda: sum("burn" in line for line in harness.notes("start")) == 2)
     usage = used(job, lambda usage: (usage.memory or 0) > 400 * MIB and (usage.cpu or 0) > 0)
     assert usage.output == len("burning\n")
     assert shares.refresh().usage is None, "it shares its process, and has put out nothing"
@@ -102,7 +102,7 @@ def run(payload):
 def test_a_handler_shows_what_its_process_uses(harness: WorkerHarness) -> None:
     handler = NewHandler(lang="python", body=SLOW)
     harness.app.ask(PutHandler(tenant=harness.tenant, task="slow", handler=handler))
-    harness.start(lease=LEASE)
+    harness.start("--tenant", harness.tenant, lease=LEASE, target="")
     (id,) = harness.app.ask(EnqueueLines(tenant=harness.tenant, task="slow", text="go")).ids
     job = harness.app.job(id)
     usage = used(job, lambda usage: usage.cpu is not None)
