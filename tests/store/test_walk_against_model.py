@@ -39,7 +39,7 @@ from windlass.model import wire
 from windlass.model.errors import WindlassError
 from windlass.model.job import PENDING, Error, Job, Reason, State
 from windlass.model.match import Match
-from windlass.model.names import fresh_id, key_of, keyed_id
+from windlass.model.names import fresh_id, key_of, keyed_id, marked_id
 from windlass.model.new_job import NewJob
 from windlass.model.operations import (
     Accepted,
@@ -319,6 +319,7 @@ class Walk(RuleBasedStateMachine):
             return replace(new, id=fresh_id(name, new.queue))
         if isinstance(name, int):
             others = [entry.job for entry in self.specification.entries(*State) if entry.job.tenant != tenant]
+            others = [job for job in others if job.id == marked_id(job.id, job.queue)]  # it was not moved to a far queue
             if name < len(others):
                 return replace(new, queue=others[name].queue, id=others[name].id)
             (other,) = {*TENANTS} - {tenant}
