@@ -319,7 +319,9 @@ class Walk(RuleBasedStateMachine):
             return replace(new, id=fresh_id(name, new.queue))
         if isinstance(name, int):
             others = [entry.job for entry in self.specification.entries(*State) if entry.job.tenant != tenant]
-            others = [job for job in others if job.id == marked_id(job.id, job.queue)]  # it was not moved to a far queue
+            others = [
+                job for job in others if job.id == marked_id(job.id, job.queue)
+            ]  # it was not moved to a far queue
             if name < len(others):
                 return replace(new, queue=others[name].queue, id=others[name].id)
             (other,) = {*TENANTS} - {tenant}

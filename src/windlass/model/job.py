@@ -71,8 +71,7 @@ class Error(Struct, frozen=True, kw_only=True, omit_defaults=True):
     at: datetime | None = None
     worker: str | None = None
     node: str | None = None
-    pid: int | None = None
-    """Null = its code had not begun, or ended before its worker reported the process."""
+    pid: int | None = None  # null = its code had not begun, or ended before its worker reported the process
     peak_memory: int | None = None  # bytes, of the largest of its processes; null = it had no process of its own
     cpu_time: float | None = None  # seconds, of all its processes; null = likewise
 

@@ -150,8 +150,7 @@ class Finished(LeasedJob, frozen=True, kw_only=True, omit_defaults=True, forbid_
     sandbox: SandboxTier | None = None
     handler_version: HandlerNumber | None = None  # as in `Began`; kept in the job's record
     jobs: Annotated[list[NewJob], Meta(max_length=MOST_SPAWNED)] = []
-    """New jobs of the same tenant, only with ok. They are added just before the finish is written and stay if it is
-    refused; sent again, they add nothing."""
+    """New jobs of its tenant, only with ok. Added before the finish is written, also if that is refused, and once."""
     files: Annotated[dict[FileName, bytes], Meta(max_length=MOST_FILES)] = {}
     """Files the run leaves; they replace those of an earlier run."""
 
