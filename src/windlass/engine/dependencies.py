@@ -43,10 +43,11 @@ async def unblock(
             break
         reading = await context.store.jobs.read(rest)
         blocked = [record.job for record in reading.records if record and record.job.state is State.BLOCKED]
-        known = [_successes(ended[key_of(job)]) if ended is not None else {} for job in blocked]
+        reported = [None if ended is None else ended[key_of(job)] for job in blocked]
+        known = [_successes(parents or {}) for parents in reported]
         asked = [
-            [id for id in job.waits_for if id not in found and (ended is None or id in ended[key_of(job)])]
-            for job, found in zip(blocked, known, strict=True)
+            [id for id in job.waits_for if id not in found and (parents is None or id in parents)]
+            for job, parents, found in zip(blocked, reported, known, strict=True)
         ]
         pairs = list(zip(blocked, asked, strict=True))
         edges = [Dependency(parent, job.tenant, job.id) for job, parents in pairs for parent in parents]
@@ -160,7 +161,8 @@ async def follow_ups(context: EngineContext, parents: Sequence[CompletedParent])
     """The jobs that follow these completed parents: those of `then`, which were checked when the parents were enqueued,
     and those of `on_failure`.
     """
-    ordered = sorted(parents, key=lambda one: (one.id, one.tenant))
+    followed = [one for one in parents if one.then is not None or one.state is State.FAILED]
+    ordered = sorted(followed, key=lambda one: (one.id, one.tenant))
     found = [_then_job(one, one.then) for one in ordered if one.then and one.state is State.SUCCEEDED]
     failed = [key_of(one) for one in ordered if one.state is State.FAILED]
     reading = await context.store.jobs.read(failed) if failed else None

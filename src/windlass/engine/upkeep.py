@@ -219,16 +219,19 @@ async def _is_resolved(engine: Engine, parent: CompletedParent) -> bool:
 
 async def _resolve(engine: Engine, parents: Sequence[CompletedParent]) -> None:
     """Do what is due after these parents, and remove them from the index of completed parents."""
-    await new_jobs.add(engine.context, await follow_ups(engine.context, parents))
+    if following := await follow_ups(engine.context, parents):
+        await new_jobs.add(engine.context, following)
     ended: defaultdict[JobKey, dict[str, State | None]] = defaultdict(dict)
     for one in parents:
         for child in one.children:
             ended[JobKey(child, one.tenant)][one.id] = one.state
     undecided = await unblock(engine.context, [*ended], ended)
-    done = [
-        replace(one, children=[child for child in one.children if JobKey(child, one.tenant) not in undecided])
-        for one in parents
-    ]
+    done = parents
+    if undecided:
+        done = [
+            replace(one, children=[child for child in one.children if JobKey(child, one.tenant) not in undecided])
+            for one in parents
+        ]
     await engine.context.store.jobs.completed_parents(done, 0)
 
 

@@ -340,8 +340,8 @@ def parts(lane: bytes) -> tuple[str, str, str, str]:
 
 HISTORY, TERMS = slice(3, 10), slice(18, 32)
 """The bytes of a head from its flags to its losses, and from its due time to its size of terms."""
-NO_HISTORY, NO_TERMS = bytes(7), bytes(14)
-"""Those of a plain new job."""
+NO_HISTORY, NO_TERMS = frozenset({bytes(7), bytes((FOLLOWED, *bytes(6)))}), bytes(14)
+"""Those of a plain new job, which others may wait for."""
 PRIORITY, CREATION = struct.Struct(">i"), struct.Struct(">Q")
 BEGINNING = from_micros(0)
 PRIORITY_AT, PRIORITY_END, CREATION_AT = 32, 36, 52
@@ -526,7 +526,7 @@ def granted(message: bytes, request: ClaimRequest) -> list[Record]:
 
 def _plain(id: bytes, value: bytes, created: datetime, start: datetime, request: ClaimRequest) -> Record | None:
     """A job that asked for nothing, was never late and has never run, as most claims bring; null = another."""
-    if value[HISTORY] != NO_HISTORY or value[TERMS] != NO_TERMS:
+    if value[HISTORY] not in NO_HISTORY or value[TERMS] != NO_TERMS:
         return None
     zero = value.index(0, HEAD.size)
     lane = value[HEAD.size : zero]
