@@ -517,8 +517,8 @@ class RunTable:
 
     def limit_time(self, run: ActiveRun) -> None:
         """Stop a run when its time limit, counted from its claim, is over."""
-        if run.stopping is None and run.limit is not None:
-            left = max(0.0, run.limit - (self._clock.monotonic() - run.since))
+        if run.deadline is not None and run.stopping is None and (limit := run.limit) is not None:
+            left = max(0.0, limit - (self._clock.monotonic() - run.since))
             run.set_timer(self._loop.call_later(left, self.stop, run, Stop.TIMEOUT))
 
     # Runs report

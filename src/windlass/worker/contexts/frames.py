@@ -105,7 +105,7 @@ def assignment_of(number: int, claimed: Claimed) -> Assignment:
         claimed.files,
         job.input and job.stdin is None,
         job.one_argument,
-        _terminal_of(job),
+        "" if job.stdin is None else _terminal_of(job),
         job.with_results,
         claimed.results,
     )
