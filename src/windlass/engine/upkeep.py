@@ -8,6 +8,7 @@ step.
 
 import asyncio
 import logging
+import math
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime, timedelta
@@ -333,17 +334,21 @@ async def repeat(
 ) -> None:
     """Do a duty until cancelled: all there is to do, then a pause. With a listener, an idle duty waits for a notice.
 
+    A duty with a listener is one that others wait for: it rests for twice as long as it took, at most for `seconds`.
+
     A failed round does not end it, whatever failed: the process also serves or works.
     """
     await clock.sleep(first)
     name = getattr(duty, "__name__", duty)
     logged = ""
     while True:
-        done = STEP
+        done, began, most = STEP, clock.monotonic(), math.inf
         try:
             while (done := await duty(engine)) >= STEP:
                 await clock.sleep(0)
             logged = ""
+            if listener is not None:
+                most = 2 * (clock.monotonic() - began)
         except WindlassError as error:
             if str(error) != logged:  # a store that is away is logged once by each duty, not ten times a second
                 log.warning("upkeep: %s: %s", name, error)
@@ -353,7 +358,7 @@ async def repeat(
         if listener is not None and not done:
             await listener.wait(POLL_EVERY)
         else:
-            await clock.sleep(seconds() if callable(seconds) else seconds)
+            await clock.sleep(min(most, seconds() if callable(seconds) else seconds))
 
 
 async def repeat_on_notice(
