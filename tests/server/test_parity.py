@@ -62,6 +62,7 @@ from windlass.model.operations import (
     GetHistory,
     GetLimit,
     GetOutput,
+    GetProgress,
     GetQueue,
     GetQueueEstimate,
     GetQuota,
@@ -318,6 +319,23 @@ async def outcomes_of_all_kinds(script: Script) -> None:
 
 def _report(**more: Any) -> Finished:
     return Finished(id=UNKNOWN_ID, token=NO_TOKEN, outcome=Verdict.OK, **more)
+
+
+@scenario(GetProgress)
+async def the_progress_of_jobs_by_their_ids(script: Script) -> None:
+    worker, claimed = await script.running()
+    waiting = await script.enqueue("later", delay=60.0)
+    ids = [claimed.job.id, waiting.id, UNKNOWN_ID, waiting.id]
+    found = await script.ask(GetProgress(ids=ids))
+    assert (found.total, found.done, found.states) == (4, 1, {State.RUNNING: 1, State.SCHEDULED: 2})
+    await script.finish(worker, claimed)
+    await script.ask(GetProgress(ids=ids, wait=0.01))
+    await script.ask(Cancel(ids=[waiting.id]))
+    assert (await script.ask(GetProgress(ids=ids, wait=60))).done == 4
+    assert (await script.ask(GetProgress(ids=[]))).total == 0
+    assert (await script.ask(GetProgress(tenant="other", ids=ids))).states == {}
+    await script.refused(GetProgress(ids=["nonsense"]), Invalid)
+    await script.refused(GetProgress(ids=[UNKNOWN_ID] * 1001), Invalid)
 
 
 @scenario(List, Count)

@@ -20,6 +20,7 @@ from windlass.model.operations import (
     GetFiles,
     Operation,
     PutFile,
+    Released,
 )
 from windlass.store.optional import FileStore
 
@@ -155,7 +156,7 @@ def size_of(files: dict[str, bytes]) -> int:
 # Files that runs leave
 
 
-async def attach(context: EngineContext, reports: Sequence[tuple[Finished, str]]) -> None:
+async def attach(context: EngineContext, reports: Sequence[tuple[Finished | Released, str]]) -> None:
     """Keep what runs have left, before their end is written: who sees the end finds the files."""
     given = [(place, item, JobKey(item.id, tenant)) for place, (item, tenant) in enumerate(reports) if item.files]
     if not given:

@@ -37,6 +37,7 @@ from windlass.model.operations import (
     LoadSteps,
     Order,
     Release,
+    Released,
     Renew,
     SaveSteps,
 )
@@ -219,6 +220,14 @@ def check_finished(context: EngineContext, item: Finished, at: str) -> None:
 
 
 # Writing
+
+
+async def keep_left(context: EngineContext, reports: Sequence[tuple[Released, str]]) -> None:
+    """Keep the files that runs leave which come again."""
+    for place, (item, _) in enumerate(reports):
+        if item.files:
+            check_left_files(item.files, context.settings.most_result, f"jobs[{place}].files")
+    await attach(context, reports)
 
 
 async def add_made(context: EngineContext, reports: Sequence[tuple[Finished, str]]) -> None:

@@ -1,4 +1,4 @@
-"""How a job moves: claim, begin, renew, finish, release.
+"""Answers what workers send: claim, begin, renew, finish, release.
 
 A claim leases jobs to a worker under a token. The worker says when its code begins, renews the lease while it runs, and
 reports how the run ended, or gives the job back. The store refuses every report without the current token.
@@ -78,8 +78,8 @@ async def _wait_and_claim(context: EngineContext, operation: Claim, worker: Work
     context.idle.discard(worker.id)
     async with context.store.events.listen([*topics, f"grant/{worker.id}"]) as listener:
         while True:
-            # Claim once more before the first wait: jobs may have arrived before it listened for wake-ups. The claim
-            # stays parked in the store meanwhile. And once after the last wait, to withdraw a parked claim.
+            # Claim before the first wait, even if it has just claimed: jobs may have arrived before it listened for
+            # wake-ups. The claim stays parked in the store meanwhile. And after the last wait, to withdraw that.
             remaining = max(0.0, until - loop.time())
             request = await _request(context, operation, worker, stays=min(POLL_EVERY, remaining))
             records = await context.writes.claim(request)
@@ -179,6 +179,7 @@ async def release(context: EngineContext, operation: Release) -> Applied:
     """Give jobs back. A limit that a report names is paused first: else the next job would start in between."""
     await known_worker(context, operation.worker, operation.tenant)
     reported = list(zip(operation.jobs, await reports.tenants_of(context, operation), strict=True))
+    await reports.keep_left(context, reported)
     held = await hold_limits(context, reported)
     on_lost = await reports.read_on_lost(context, any(item.stopped is not None for item in operation.jobs))
 

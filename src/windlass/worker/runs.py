@@ -276,15 +276,22 @@ class ActiveRun:
         )
 
     def released(
-        self, delay: float | None = None, hold_limit: str | None = None, stopped: str | None = None
+        self, delay: float | None = None, *, stopped: str | None = None, outcome: RunOutcome | None = None
     ) -> Released:
         """The report that this run does not count; the job waits again, after a delay if there is one.
 
-        `stopped`: why its code was stopped before it had ended, if it may have begun.
+        `stopped`: why its code was stopped before it had ended, if it may have begun. `outcome`: of code that asked for
+        another run.
         """
         stopped = stopped[:MOST_LOGGED] if stopped is not None and self.begun else None
         return Released(
-            id=self.id, token=self.token, tenant=self.tenant, delay=delay, hold_limit=hold_limit, stopped=stopped
+            id=self.id,
+            token=self.token,
+            tenant=self.tenant,
+            delay=delay,
+            hold_limit=None if outcome is None else outcome.hold_limit,
+            stopped=stopped,
+            files={} if outcome is None else outcome.files,
         )
 
 
@@ -635,7 +642,7 @@ class RunTable:
 
     def finish(self, run: ActiveRun, outcome: RunOutcome) -> None:
         if outcome.snooze is not None:
-            self.remove(run, run.released(outcome.snooze, outcome.hold_limit))
+            self.remove(run, run.released(outcome.snooze, outcome=outcome))
         else:
             self.remove(run, finished(run, outcome))
 

@@ -173,6 +173,7 @@ class Released(LeasedJob, frozen=True, kw_only=True, omit_defaults=True, forbid_
     stopped: Annotated[str, Meta(max_length=2000)] | None = None
     """Why its code was stopped before it had ended; then `on_lost` says whether it may run again. Null = its code had
     not begun, or asked for a later time itself."""
+    files: Annotated[dict[FileName, bytes], Meta(max_length=MOST_FILES)] = {}  # as with an outcome
 
 
 @operation("POST", "/workers/{worker}/release", "work", body="jobs")
