@@ -60,7 +60,8 @@ async def claim(context: EngineContext, operation: Claim) -> list[Claimed]:
     context.stats.claimed(records, asyncio.get_running_loop().time())
     config = await context.flow_config.current()
     claims = [reports.claimed(record, config) for record in records]
-    return await give_results(context, claims) if any(one.job.with_results for one in claims) else claims
+    asking = [one for one in claims if one.job.with_results is not None]
+    return await give_results(context, claims) if asking else claims
 
 
 async def _request(context: EngineContext, operation: Claim, worker: Worker, stays: float = 0.0) -> ClaimRequest:

@@ -468,10 +468,10 @@ class RunTable:
 
     def start(self, claimed: Sequence[Claimed], runner_of: RunnerOf) -> None:
         """Give the jobs of a claim's answer to their runners."""
-        now = self._clock.monotonic()
+        now, named = self._clock.monotonic(), self.reports.name_tenants
         batches: dict[Runner, list[tuple[ActiveRun, Claimed]]] = {}
         for one in map(self._with_on_lost, claimed) if self._on_lost else claimed:
-            tenant = one.job.tenant if self.reports.name_tenants else None
+            tenant = one.job.tenant if named else None
             runner = runner_of(one.job)
             run = ActiveRun(next(self._numbers), one.job, one.token, now, runner, tenant=tenant)
             run.has_files = bool(one.files)
@@ -535,8 +535,8 @@ class RunTable:
 
     def limit_time(self, run: ActiveRun) -> None:
         """Stop a run when its time limit, counted from its claim, is over."""
-        if run.stopping is None and run.limit is not None:
-            left = max(0.0, run.limit - (self._clock.monotonic() - run.since))
+        if run.deadline is not None and run.stopping is None and (limit := run.limit) is not None:
+            left = max(0.0, limit - (self._clock.monotonic() - run.since))
             run.set_timer(self._loop.call_later(left, self.stop, run, Stop.TIMEOUT))
 
     # Runs report

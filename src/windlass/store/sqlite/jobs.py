@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from windlass.model.job import Error, Job, Reason, State
 from windlass.model.lifecycle import enter
-from windlass.model.names import DEFAULT_TENANT, ID_SIZE, JobKey, raw_key, tenant_of, text_id
+from windlass.model.names import DEFAULT_TENANT, ID_SIZE, JobKey, raw_ids, raw_key, tenant_of, text_id, text_ids
 from windlass.model.new_job import Terms
 from windlass.model.output import (
     MOST_INPUT,
@@ -59,7 +59,6 @@ from windlass.store.sqlite.transaction import (
     int_array,
     job_key,
     job_keys,
-    packed_ids,
 )
 
 # --- Rows to records ----------------------------------------------------------------------------------
@@ -148,7 +147,7 @@ def _to_record(tx: Transaction, row: Any, errors: list[Error]) -> Record:
         task=where.task,
         priority=priority,
         state=STATES[state],
-        waits_for=_unpacked_ids(waits),
+        waits_for=text_ids(waits) if waits else [],
         reason=None if reason is None else Reason(reason),
         attempt=attempt,
         crashes=crashes,
@@ -230,10 +229,6 @@ def _time(micros: int | None) -> datetime | None:
     return None if micros is None else from_micros(micros)
 
 
-def _unpacked_ids(waits: bytes | None) -> list[str]:
-    return [text_id(waits[at : at + 16]) for at in range(0, len(waits), 16)] if waits else []
-
-
 # --- Adding, reading, deleting ------------------------------------------------------------------------
 
 LARGEST_INLINE = 1000
@@ -276,11 +271,13 @@ def add(tx: Transaction, drafts: Sequence[Draft]) -> list[Added]:
     if not all(draft.follows for draft in drafts):
         tx.check_room(sum(len(memoryview(draft.new.payload)) for draft in drafts))
     group_epoch = tx.rules.group_epoch
-    if any(draft.group_epoch != group_epoch for draft in drafts):
+    stale = [draft for draft in drafts if draft.group_epoch != group_epoch]
+    if stale:
         raise StaleRules
     named = job_keys(drafts)
     seen = set(tx.column(_KNOWN, blob_array(named)))
-    if any(draft.identity for draft in drafts):
+    unique = [draft for draft in drafts if draft.identity]
+    if unique:
         return _add_unique(tx, drafts, named, seen)
     if not seen and len(set(named)) == len(named):
         _add_new(tx, drafts, named)
@@ -337,7 +334,7 @@ def _shared_row(tx: Transaction, draft: Draft, terms: bytes, count: int) -> Row:
     lane = tx.lane(draft.tenant, new.queue, new.task, draft.group)
     entered, run_at = enter(new, from_micros(now))
     state, due = STATE_NUMBERS[entered], None if run_at is None else to_micros(run_at)
-    waits = packed_ids(new.after) if new.after else None
+    waits = raw_ids(new.after) if new.after else None
     expires_at = None if new.expires is None else now + span(new.expires)
     abandon_at = None if new.owner_timeout is None else now + span(new.owner_timeout)
     tx.count(lane.id, state, count)

@@ -12,7 +12,7 @@ import msgspec
 
 from windlass.model.job import FINISHED, Reason, State
 from windlass.model.lifecycle import GONE, Move, Step
-from windlass.model.names import key_of
+from windlass.model.names import key_of, raw_ids
 from windlass.model.outcome import Verdict
 from windlass.model.output import Message
 from windlass.model.worker import Adopter
@@ -42,7 +42,6 @@ from windlass.store.sqlite.transaction import (
     held_levels,
     int_array,
     job_keys,
-    packed_ids,
 )
 
 # --- Reports of workers -------------------------------------------------------------------------------
@@ -408,7 +407,7 @@ def _allows(job: JobBefore, move: Move, now: int) -> bool:
         return False
     if job.state == RUNNING and job.assigned != move.assigned_before:
         return False
-    if job.state == BLOCKED and job.waits != packed_ids(move.waits_before):
+    if job.state == BLOCKED and job.waits != raw_ids(move.waits_before):
         return False
     if move.edit is not None and job.edits != move.edit.number:
         return False
@@ -453,7 +452,7 @@ def _collect_change_in_place(tx: Transaction, changes: Changes, job: JobBefore, 
     if move.step is Step.TOUCH_OWNER:
         changes.owner_clocks.append((job.seq, _abandon_at(job, move, tx.now)))
     elif move.step is Step.MEET:
-        changes.remaining.append((job.seq, packed_ids(move.waits_for)))
+        changes.remaining.append((job.seq, raw_ids(move.waits_for)))
     elif move.step is Step.DEFER:
         changes.moved.append(_moved_row(job, move, tx.now, ends=False))
     elif move.step is Step.EDIT:
