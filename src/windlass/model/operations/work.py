@@ -171,8 +171,7 @@ class Released(LeasedJob, frozen=True, kw_only=True, omit_defaults=True, forbid_
     """Hold the bucket of this limit for `delay` seconds (empty = of every limit of the job). A job with such a limit
     goes back to its place in the queue and waits there."""
     stopped: Annotated[str, Meta(max_length=2000)] | None = None
-    """Why its code was stopped before it had ended; then `on_lost` says whether it may run again. Null = its code had
-    not begun, or asked for a later time itself."""
+    """Why its code was stopped before it had ended: then `on_lost` decides. Null = it had not begun, or snoozed."""
     files: Annotated[dict[FileName, bytes], Meta(max_length=MOST_FILES)] = {}  # as with an outcome
 
 
