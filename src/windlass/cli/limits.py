@@ -5,6 +5,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
 from typing import Annotated
 
@@ -194,7 +195,7 @@ def _print_task(task: str, found: Pause, to: Callable[[str], None]) -> None:
             to(f"  {name}  {console.to_json(value)}")
 
 
-def _task_columns(found: Sequence[TaskEntry]) -> list[Column]:
+def _task_columns(found: Sequence[TaskEntry], _: datetime) -> list[Column]:
     tenants = [Column("tenant", lambda one: one.tenant)] if len({one.tenant for one in found}) > 1 else []
     return [
         *tenants,
