@@ -1,6 +1,6 @@
 """`windlass bridge`: serves the clients of another queue until a signal ends it.
 
-Puts the rooms together, like `run_worker`; the bridges themselves are in `dialect`.
+Puts the packages together, like `run_worker`; the bridges themselves are in `dialect`.
 """
 
 import asyncio

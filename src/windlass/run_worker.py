@@ -1,6 +1,6 @@
 """`windlass worker`: a worker and the periodic duties in one process.
 
-Puts the rooms together, chooses concrete classes and owns the signals.
+Puts the packages together, chooses concrete classes and owns the signals.
 """
 
 import asyncio

@@ -274,8 +274,6 @@ class Plan:
         if before is not None and before.ids:
             passed = None if call.immutable or before.empty else before.with_results
             new = _waiting(new, before.ids, passed)
-        if new.unique is not None:
-            raise Invalid(f"{new.task} is unique, and a workflow knows its jobs by their own ids", at="unique")
         if self.app not in (None, task.app):
             raise Invalid("all tasks of a workflow must be of one app", at="workflow")
         self.app = task.app

@@ -614,6 +614,19 @@ def test_an_age_is_by_the_stores_time_even_if_that_is_ahead_of_its_host(
     assert " 1 h" in windlass("jobs", "show", id).out
 
 
+def test_pauses_and_tables_are_by_the_stores_time_even_if_that_is_ahead_of_its_host(
+    windlass: Windlass, file: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(SystemClock, "now", lambda _: datetime.now(UTC) + timedelta(hours=1))
+        place_worker(file, "slow")
+        windlass("schedules", "set", "s", "t", "--every", "10m")
+    assert "in 59 min" not in windlass("workers", "ls").out
+    assert re.search(r"in \d+ (min|s)", windlass("schedules", "ls").out)
+    assert "paused" in windlass("queues", "pause", "slow", "--for", "10m").err
+    assert "paused" in windlass("schedules", "pause", "s", "--for", "10m").err
+
+
 def test_the_doctor_tells_of_a_servers_clock_that_was_set_back(windlass: Windlass, start_server: StartServer) -> None:
     server = start_server("redis")
     later = int((datetime.now(UTC) + timedelta(hours=1)).timestamp() * 1_000_000)

@@ -405,6 +405,30 @@ async def test_a_pause_of_a_queue_ends_by_itself(engine: Engine, clock: VirtualC
     assert not (await engine(GetQueue(queue="default"))).paused
 
 
+async def test_a_pause_that_has_ended_leaves_nothing_to_the_next_one(engine: Engine, clock: VirtualClock) -> None:
+    await enqueue(engine)
+    until = clock.now() + timedelta(seconds=10)
+    await engine(ChangeQueue(queue="default", change=QueueChange(paused=True, until=until, why="moved")))
+    clock.advance(10.5)
+    await unblock_lanes(engine)
+    card = await engine(ChangeQueue(queue="default", change=QueueChange(paused=True)))
+    assert (card.paused, card.until, card.why, card.since) == (True, None, "", clock.now())
+    assert await claim(engine, await register(engine)) == []
+
+
+async def test_a_pause_that_would_be_over_already_is_refused(engine: Engine, clock: VirtualClock) -> None:
+    await put(engine, running=5)
+    over = clock.now() - timedelta(seconds=1)
+    for pause in (
+        ChangeQueue(queue="mail", change=QueueChange(paused=True, until=over)),
+        PauseLimit(name="some", pause=Pause(paused=True, until=over)),
+        PauseTask(task="work", pause=Pause(paused=True, until=over)),
+    ):
+        with pytest.raises(Invalid, match="the pause would be over already: the store's clock shows"):
+            await engine(pause)
+    assert not (await engine(GetQueue(queue="mail"))).paused
+
+
 async def test_everybodys_pause_of_a_queue_pauses_it_for_every_tenant(engine: Engine) -> None:
     for tenant in ("a", "b"):
         await enqueue(engine, tenant=tenant)

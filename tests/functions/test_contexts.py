@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import os
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -83,6 +84,7 @@ async def test_a_tenant_may_have_all_contexts_at_once() -> None:
 async def test_tenants_share_nothing(shop: Bench) -> None:
     body = """
 import os
+import sys
 from pathlib import Path
 seen = []
 def run(payload):
@@ -242,6 +244,16 @@ async def test_a_context_that_could_not_be_started_takes_no_place_for_ever(monke
                 heard = await shop.run(handler("python", PID["python"]), b"")
             assert (heard.one.unrun, "no room" in heard.one.message) == (True, True)
             assert (await shop.run(handler("python", PID["python"]), b"")).codes == [200]
+
+
+async def test_what_cannot_be_executed_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "python").write_text("no program")
+    async with bench(contexts=1) as shop:
+        with monkeypatch.context() as broken:
+            broken.setattr(sys, "executable", str(tmp_path / "python"))
+            heard = await shop.run(handler("python", PID["python"]), b"")
+    assert heard.one.unrun
+    assert heard.one.message == f"no process could be started: [Errno 13] Permission denied: '{tmp_path}/python'"
 
 
 async def test_a_run_that_is_cancelled_while_its_context_starts_leaves_nothing() -> None:

@@ -1,17 +1,21 @@
 """What a journal gives to a store: in time, and so that what is away holds nothing else up."""
 
 import asyncio
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.faulty_disk import draft
+from tests.support.drained_journals import taken
+from tests.support.faulty_disk import draft, number_of
+from tests.support.patience import PATIENCE
 from tests.support.stores import SeededChance
 from windlass.engine import Engine
 from windlass.engine.journal import drain
 from windlass.engine.journal.batch import Entry
-from windlass.engine.journal.drain import DrainTarget
+from windlass.engine.journal.drain import Drainer, DrainTarget
 from windlass.model.errors import PartAway, Unavailable
 from windlass.model.names import JobKey
 from windlass.store.data import Draft, DrainReply, DrainRequest
@@ -35,6 +39,24 @@ class Slow:
     async def drain(self, request: DrainRequest) -> DrainReply:
         await asyncio.sleep(self._after)
         return DrainReply(request.upto, [True] * len(request.drafts))
+
+
+class InTwo(Slow):
+    """A store whose second partition can be away."""
+
+    def __init__(self) -> None:
+        super().__init__(2)
+        self.away = False
+        self.marks = [0, 0]
+
+    def partition_of(self, draft: Draft) -> int:
+        return number_of(draft) % 2
+
+    async def drain(self, request: DrainRequest) -> DrainReply:
+        if self.away and request.partition:
+            raise PartAway("a part does not answer")
+        self.marks[request.partition] = max(self.marks[request.partition], request.upto)
+        return DrainReply(self.marks[request.partition], [True] * len(request.drafts))
 
 
 def target(store: Slow) -> DrainTarget:
@@ -71,3 +93,35 @@ async def test_a_job_that_waits_for_what_is_away_does_not_hold_up_the_others(mon
     found = target(Slow(3))
     assert (await found.carry(0, 0, 3, entries)).mark == 3
     assert seen == [entry.draft.id for entry in (entries[0], entries[2]) if entry.draft is not None]
+
+
+async def test_the_log_says_how_many_jobs_are_read_again_when_a_part_is_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "windlass.journal")
+    monkeypatch.setattr(drain, "CHECK_EVERY", 0.01)
+    store, journal = InTwo(), taken(tmp_path)
+    engine = Engine(SqliteStore.open(":memory:", SystemClock()), SeededChance())
+    drainer = Drainer(journal, store, engine.context, SystemClock())
+    running = asyncio.create_task(drainer.run())
+    try:
+        await journal.accept([draft(number) for number in range(4)])
+        await until(lambda: min(store.marks) == 4)
+        store.away = True
+        await until(lambda: drainer.some_away)
+        await journal.accept([draft(number) for number in range(4, 10)])
+        await until(lambda: store.marks == [10, 4])
+        store.away = False
+        await until(lambda: "are back" in caplog.text)
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await journal.close()
+    assert "all parts of the store are back; 6 jobs are read again" in caplog.text
+
+
+async def until(true: Callable[[], bool]) -> None:
+    """Wait for something that sends no signal."""
+    async with asyncio.timeout(PATIENCE):
+        while not true():  # noqa: ASYNC110
+            await asyncio.sleep(0.005)

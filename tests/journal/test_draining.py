@@ -218,8 +218,9 @@ async def test_dependencies_delays_and_files_go_through(
 
 
 async def test_new_jobs_are_accepted_and_everything_else_is_refused_at_once(
-    start_server: StartServer, tmp_path: Path
+    start_server: StartServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO, "windlass.journal")
     server = start_server("redis", fsync="always")
     async with journaled_at(server.url, tmp_path) as service:
         before = await service(Enqueue(job=new(0)))
@@ -245,6 +246,7 @@ async def test_new_jobs_are_accepted_and_everything_else_is_refused_at_once(
         await up(service)
         assert (await service(Show(id=one.id))).reason is None
         assert await in_order(service) == [0, 1, 2, 3]
+        assert "the store is back; 3 jobs waited for it" in caplog.text
 
 
 async def test_a_store_that_hangs_is_taken_for_down(

@@ -86,6 +86,15 @@ def stay(word: str) -> None:
     note("end", word, current.job.attempt)
 
 
+@app.task
+async def co_stay(word: str) -> None:
+    """The same for a coroutine."""
+    note("start", word, os.getpid())
+    while not NOTES.with_name("let go").exists():  # noqa: ASYNC110 - a file says so
+        await asyncio.sleep(0.01)
+    note("end", word, current.job.attempt)
+
+
 @app.task(on_lost="adopt")
 def lasting(word: str = "lasting", megabytes: int = 0) -> int:
     """Says where it is, ten times a second, until the test lets it go; it takes so much memory."""
@@ -358,9 +367,12 @@ def parent(seconds: float = 60) -> None:
 
 @app.task(isolate=True)
 def alone_parent(seconds: float = 60) -> None:
+    """It ends before if the test lets it go."""
     began()
     leave_offspring()
-    time.sleep(seconds)
+    over = time.monotonic() + seconds
+    while time.monotonic() < over and not NOTES.with_name("let go").exists():
+        time.sleep(0.01)
 
 
 # Fatal

@@ -80,12 +80,13 @@ def test_a_job_whose_worker_stops_is_not_started_again(harness: WorkerHarness, t
 
 def test_the_queue_says_so_for_jobs_that_do_not(harness: WorkerHarness) -> None:
     harness.app.ask(ChangeQueue(queue="default", change=QueueChange(on_lost="fail")))
-    job = harness.tasks.alone_nap.enqueue(LONG, "the queue's")
-    other = harness.tasks.alone_nap.using(on_lost="retry").enqueue(0.5, "its own")
+    stay = harness.tasks.stay.using(isolate=True)
+    job, other = stay.enqueue("the queue's"), stay.using(on_lost="retry").enqueue("its own")
     worker = harness.start("--grace", "0s")
     harness.noted("start", 2)
     assert worker.stop() == 0
     assert (job.refresh().state, other.refresh().state) == (State.FAILED, State.QUEUED)
+    (harness.folder / "let go").touch()
     harness.burst()
     assert sorted(line.rsplit(" ", 1)[0] for line in harness.notes("start")) == ["its own", "its own", "the queue's"]
 
@@ -100,7 +101,7 @@ def test_by_default_such_a_job_runs_again_and_its_record_tells(harness: WorkerHa
     until(lambda: job.refresh().pid == pids[1])
     worker.send(signal.SIGKILL)
     worker.ended()
-    harness.start(lease=SHORT_LEASE)
+    harness.start()
     pids = [int(line.split()[-1]) for line in harness.noted("start", 3)]
     os.kill(pids[2], signal.SIGKILL)
     pids = [int(line.split()[-1]) for line in harness.noted("start", 4)]
@@ -193,10 +194,11 @@ def test_from_its_begin_on_a_job_counts_as_begun(harness: WorkerHarness) -> None
 
 @ON_A_FILE
 def test_a_caller_may_run_it_again(harness: WorkerHarness) -> None:
-    job = harness.tasks.alone_nap.using(on_lost="fail").enqueue(1.0)
+    job = harness.tasks.stay.using(isolate=True, on_lost="fail").enqueue("twice")
     worker = harness.start("--grace", "0s")
     harness.noted("start")
     assert worker.stop() == 0
+    (harness.folder / "let go").touch()
     assert harness.run("jobs", "retry", job.id, "--tenant", harness.tenant).returncode == 0
     harness.burst()
     record = job.refresh()

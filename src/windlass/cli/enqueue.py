@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Annotated
 
 from cyclopts import Group, Parameter
@@ -132,7 +133,7 @@ async def enqueue(
     async with open_queue(target, create=True) as to:
         job = await _with_options(to)(Enqueue(tenant=to.tenant, job=new, exact=exact))
         if not job.created:
-            console.note(f"windlass: the job exists already: {_existing(job)}")
+            console.note(f"windlass: the job exists already: {_existing(job, await to.now())}")
         if job.state not in FINISHED and (why := await _not_taken(to, job)):
             console.note(f"windlass: {why}")
         if wait is not None:
@@ -199,11 +200,11 @@ def why_not_taken(alive: Sequence[Worker], line: QueueStats, handler: HandlerEnt
     return f"workers that know task {line.task} take from {', '.join(others)}, not from {line.queue}"
 
 
-def _existing(job: Accepted) -> str:
+def _existing(job: Accepted, now: datetime) -> str:
     """The state of a job that existed already."""
     if job.finished_at is None:
         return job.state
-    ended = f"{job.state} {console.ago(job.finished_at, SystemClock().now())}"
+    ended = f"{job.state} {console.ago(job.finished_at, now)}"
     if job.key is None and job.unique is not None:
         return ended
     return f"{ended}; its key is taken until its record is deleted: `windlass jobs rm {job.id}`"

@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -22,7 +23,6 @@ from windlass.model.errors import Invalid, Missing
 from windlass.model.handler import HandlerOptions, Language, NewHandler
 from windlass.model.names import check_name
 from windlass.model.operations import GetHandler, Handlers, KeptHandler, PutHandler, RemoveHandler
-from windlass.system import SystemClock
 from windlass.worker.functions import FunctionOptions
 from windlass.worker.functions.languages import check_upload
 from windlass.worker.network import Network, read_allowed
@@ -40,8 +40,7 @@ SUFFIXES: dict[str, Language] = {
 TASK = Parameter(name="TASK", help="The name of the task.")
 
 
-def _columns(_: Sequence[object]) -> list[Column]:
-    now = SystemClock().now()
+def _columns(_: Sequence[object], now: datetime) -> list[Column]:
     return [
         Column("task", lambda entry: entry.task),
         Column("tenant", lambda entry: entry.tenant),
@@ -168,13 +167,13 @@ async def show(
     """Show the code of a task, and list its versions."""
     async with open_queue(target) as queue:
         found = await queue(GetHandler(task=task, version=version))
+        now = await queue.now()
     if target.json:
         console.write_json(found)
         return
     for title, source in _parts(found):
         console.note(f"# {title}")
         console.write(source.rstrip("\n"))
-    now = SystemClock().now()
     for one in found.versions:
         console.note(f"# version {one.version}, {one.lang}, {console.ago(one.created_at, now)}")
 

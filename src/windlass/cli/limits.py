@@ -93,7 +93,7 @@ LIMITS = Resource(
     },
     argument=LIMIT,
     ls=listing(Limits),
-    columns=lambda _: (
+    columns=lambda _found, _now: (
         Column("limit", lambda limit: limit.name),
         Column("at once", lambda limit: str(limit.running or ""), right=True),
         Column("starts", lambda limit: _rate(limit.rate)),

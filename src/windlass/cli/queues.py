@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
 from typing import Annotated
 
@@ -45,7 +46,6 @@ from windlass.model.outcome import Verdict
 from windlass.model.output import DEFAULT_OUTPUT, OutputPolicy
 from windlass.model.queue import Clearable, Policy, QueueChange, Tier
 from windlass.model.worker import Worker, counted_slots
-from windlass.system import SystemClock
 
 QUEUE = Parameter(name="QUEUE", help="The name of the queue.")
 
@@ -111,8 +111,7 @@ def _queues_text(worker: Worker) -> str:
     return ",".join(f"{one}={worker.weights[one]}" if one in worker.weights else one for one in worker.queues)
 
 
-def worker_columns(found: Sequence[Worker]) -> list[Column]:
-    now = SystemClock().now()
+def worker_columns(found: Sequence[Worker], now: datetime) -> list[Column]:
     columns = [Column("worker", lambda worker: worker.name)]
     if any(worker.tenant == EVERY_TENANT for worker in found):
         columns.append(Column("tenant", lambda worker: "all" if worker.tenant == EVERY_TENANT else worker.tenant))
@@ -261,7 +260,7 @@ async def _queues(queue: Queue) -> list[QueueCounts]:
     return [row for row in count_queues((await queue(GetStats())).queues, await queue(Workers())) if row.states]
 
 
-def _queue_columns(found: Sequence[QueueCounts]) -> list[Column]:
+def _queue_columns(found: Sequence[QueueCounts], _: datetime) -> list[Column]:
     tenant = [Column("tenant", lambda row: row.tenant)] if len({row.tenant for row in found}) > 1 else []
     workers = Column("workers", _workers_of, right=True)
     return [*tenant, Column("queue", lambda row: row.queue), *state_columns(found), workers]
@@ -363,6 +362,7 @@ async def show(queue: Annotated[str, QUEUE], /, *, target: Target = HERE) -> Non
         workers = [worker for worker in await to(Workers()) if queue in worker.queues]
         settings = await to(GetQueue(queue=queue))
         estimate = await to(GetQueueEstimate(queue=queue))
+        now = await to.now()
     if not tasks and not workers and settings == QueueCard(tenant=settings.tenant, queue=queue):
         raise Missing(f"queue {queue!r} has no jobs and no workers", at="queue")
     if target.json:
@@ -376,7 +376,7 @@ async def show(queue: Annotated[str, QUEUE], /, *, target: Target = HERE) -> Non
     )
     if workers:
         terminal.stdout().print()
-        terminal.stdout().print(terminal.Table(worker_columns(workers), workers))
+        terminal.stdout().print(terminal.Table(worker_columns(workers, now), workers))
     else:
         console.note("no worker takes jobs from this queue")
 

@@ -5,7 +5,7 @@ follow from that. Knows the shape of these commands; knows no resource.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Annotated, Any
 
@@ -19,7 +19,6 @@ from windlass.cli.terminal import Column
 from windlass.model.limit import Limit, Pause
 from windlass.model.operations import Operation
 from windlass.model.schedule import Schedule
-from windlass.system import SystemClock
 
 For = Annotated[float | None, option("TIME", "How long: 10m, 2h (until it is resumed).", "--for", read=seconds)]
 Why = Annotated[str, option("TEXT", "The reason, shown in listings.")]
@@ -41,7 +40,7 @@ class Resource(Struct, frozen=True, kw_only=True, eq=False):
     key: str = "name"
     """The field of the operations that names one thing."""
     ls: Callable[[Queue], Awaitable[list[Any]]] | None = None
-    columns: Callable[[Sequence[Any]], Sequence[Column]] = lambda _: ()
+    columns: Callable[[Sequence[Any], datetime], Sequence[Column]] = lambda _found, _now: ()
     empty: str = ""
     """The note in the place of an empty table."""
     notes: Callable[[Queue, list[Any]], Awaitable[list[str]]] | None = None
@@ -89,6 +88,7 @@ def _ls(resource: Resource, read: Callable[[Queue], Awaitable[list[Any]]]) -> Ca
     async def ls(*, target: Target = HERE) -> None:
         async with open_queue(target, every_tenant=_all_tenants(resource, target)) as queue:
             found = await read(queue)
+            now = await queue.now()
             notes = [] if resource.notes is None or target.json else await resource.notes(queue, found)
         if target.json:
             rows = [resource.readable(one) for one in found]
@@ -96,7 +96,7 @@ def _ls(resource: Resource, read: Callable[[Queue], Awaitable[list[Any]]]) -> Ca
                 console.write_json(document)
             return
         if found:
-            terminal.stdout().print(terminal.Table(resource.columns(found), found))
+            terminal.stdout().print(terminal.Table(resource.columns(found, now), found))
         else:
             console.note(resource.empty)
         for line in notes:
@@ -129,9 +129,10 @@ def _pause(
     async def pause(
         name: Annotated[str, resource.argument], /, *, how_long: For = None, why: Why = "", target: Target = HERE
     ) -> None:
-        until = None if how_long is None else SystemClock().now() + timedelta(seconds=how_long)
-        change = operation(name, Pause(paused=True, until=until, why=why))
-        await run(change, target, partial(resource.print_one, name), readable=resource.readable, create=create)
+        async with open_queue(target, create=create) as queue:
+            until = None if how_long is None else await queue.now() + timedelta(seconds=how_long)
+            found = await queue(operation(name, Pause(paused=True, until=until, why=why)))
+        _print_found(found, target, partial(resource.print_one, name), resource.readable, console.note)
 
     async def resume(name: Annotated[str, resource.argument], /, *, target: Target = HERE) -> None:
         change = operation(name, Pause())
@@ -156,6 +157,16 @@ async def run(
     """Run an operation on one thing and print its answer."""
     async with open_queue(target, create=create) as queue:
         found = await queue(operation)
+    _print_found(found, target, print_one, readable, to)
+
+
+def _print_found(
+    found: Any,
+    target: Target,
+    print_one: Callable[[Any, WriteLine], None],
+    readable: Callable[[Any], Any],
+    to: WriteLine,
+) -> None:
     if target.json:
         console.write_json(readable(found))
     else:

@@ -28,11 +28,9 @@ from windlass.model.operations import (
     Schedules,
 )
 from windlass.model.schedule import CatchUp, NewSchedule, Overlap, Schedule, ScheduleCard, ScheduleRun
-from windlass.system import SystemClock
 
 
-def _columns(cards: Sequence[ScheduleCard]) -> list[Column]:
-    now = SystemClock().now()
+def _columns(cards: Sequence[ScheduleCard], now: datetime) -> list[Column]:
     columns = [Column("name", lambda card: card.name)]
     if len({card.tenant for card in cards}) > 1:
         columns.append(Column("tenant", lambda card: card.tenant))

@@ -1,6 +1,7 @@
 """`windlass tokens`: tokens for the HTTP API."""
 
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -12,11 +13,9 @@ from windlass.cli.target import HERE, Target, open_queue
 from windlass.cli.terminal import Column
 from windlass.model.operations import AddToken, RemoveToken, Tokens
 from windlass.model.token import Scope
-from windlass.system import SystemClock
 
 
-def _columns(_: Sequence[object]) -> list[Column]:
-    now = SystemClock().now()
+def _columns(_: Sequence[object], now: datetime) -> list[Column]:
     return [
         Column("token", lambda token: token.key),
         Column("tenant", lambda token: token.tenant),

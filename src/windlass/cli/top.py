@@ -135,7 +135,7 @@ def _keys() -> Iterator[asyncio.Event]:
 async def _take_snapshot(queue: Queue, before: Snapshot | None) -> Snapshot:
     workers = await queue(Workers())
     found = count_queues((await queue(GetStats())).queues, workers)
-    now = SystemClock().now()
+    now = await queue.now()
     if before and failed(found) == failed(before.queues) and (now - before.failures_at).total_seconds() < LOOK_AGAIN:
         failures, failures_at = before.failures, before.failures_at
     else:
@@ -196,7 +196,7 @@ def _queues(before: Snapshot | None, now: Snapshot) -> list[RenderableType]:
 
 
 def _worker_table(now: Snapshot) -> terminal.Table:
-    return terminal.Table(worker_columns(now.workers), now.workers[:MOST_WORKERS])
+    return terminal.Table(worker_columns(now.workers, now.at), now.workers[:MOST_WORKERS])
 
 
 def _rates(before: Snapshot | None, now: Snapshot, line: QueueCounts) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""The engine room: answers operations over a store, does the periodic upkeep, publishes events."""
+"""Answers operations over a store, does the periodic upkeep, publishes events."""
 
 from windlass.engine.context import Settings
 from windlass.engine.engine import ANSWERS, Engine, validated

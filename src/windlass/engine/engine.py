@@ -1,7 +1,7 @@
 """The engine: answers operations in process, over a store.
 
-Combines the pure rooms with a store; knows neither SQL nor keys nor HTTP. `Engine` is a `Service`: its caller need not
-know whether the store is in this process or across the network. It is also a source of events.
+Combines the model and the policies with a store; knows neither SQL nor keys nor HTTP. `Engine` is a `Service`: its
+caller need not know whether the store is in this process or across the network. It is also a source of events.
 """
 
 from collections.abc import AsyncGenerator, Awaitable, Callable

@@ -24,7 +24,7 @@ from windlass.engine.flow.apply import regroup_jobs, update_tier_caps
 from windlass.engine.flow.tiers import rebalance_all
 from windlass.engine.history import NOTE_EVERY, Historian
 from windlass.engine.reports import read_on_lost
-from windlass.engine.schedules import LOOK_EVERY, Scheduler
+from windlass.engine.schedules import Scheduler
 from windlass.model import lifecycle
 from windlass.model.errors import PartAway, WindlassError
 from windlass.model.job import State
@@ -46,6 +46,9 @@ STEP = 500
 
 MOST_PARENTS = 100
 """Completed parents of one step: each may have a hundred children."""
+
+PROMOTE_EVERY = 0.25
+"""Seconds between two rounds of `promote` that find nothing due."""
 
 BACK_OFF_ROUNDS = 4
 """Rounds for which a process that was not the first to promote leaves scheduled jobs to others: a second."""
@@ -77,7 +80,7 @@ class TimedPromote:
     __name__ = promote.__name__
 
     def __init__(self) -> None:
-        self.pause = DUTIES[promote]
+        self.pause = PROMOTE_EVERY
         """Seconds until the next round."""
         self._awaited = False
         """Whether it has waited for a due time."""
@@ -86,7 +89,7 @@ class TimedPromote:
 
     async def __call__(self, engine: Engine) -> int:
         awaited, self._awaited = self._awaited, False
-        self.pause = DUTIES[promote]
+        self.pause = PROMOTE_EVERY
         due_in = 0.0 if awaited else await engine.context.store.jobs.next_due(Sweep.PROMOTE)
         if due_in == 0:
             done = await promote(engine)
@@ -289,34 +292,27 @@ async def estimate(engine: Engine) -> int:
     return await refresh_forecasts(engine.context)
 
 
-async def schedule(engine: Engine) -> int:
-    """Make the jobs of schedules that are due, once."""
-    return await Scheduler()(engine)
+def all_duties(lease: float, *, short_lived: bool) -> list[tuple[Duty, Interval]]:
+    """Each duty, and the seconds between its rounds. One that remembers something is made for each call."""
+    timed_promote, scheduler = TimedPromote(), Scheduler()
+    return [
+        (timed_promote, lambda: timed_promote.pause),
+        (guarded_reclaim(lease, trust_first=short_lived), 1.0),
+        (expire, 1.0),
+        (abandon, 1.0),
+        (resolve_dependencies, 0.02),
+        (recheck_blocked, 60.0),
+        (purge, 5.0),
+        (unblock_lanes, 0.25),
+        (regroup, 1.0),
+        (rebalance, 0.25),
+        (update_caps, 1.0),
+        (learn, 1.0),
+        (estimate, 1.0),
+        (scheduler, lambda: scheduler.pause),
+        (Historian(), NOTE_EVERY),
+    ]
 
-
-async def history(engine: Engine) -> int:
-    """Note the counters of the store, once a minute."""
-    return await Historian()(engine)
-
-
-DUTIES: dict[Duty, float] = {
-    promote: 0.25,
-    reclaim: 1.0,
-    expire: 1.0,
-    abandon: 1.0,
-    resolve_dependencies: 0.02,
-    recheck_blocked: 60.0,
-    purge: 5.0,
-    unblock_lanes: 0.25,
-    regroup: 1.0,
-    rebalance: 0.25,
-    update_caps: 1.0,
-    learn: 1.0,
-    estimate: 1.0,
-    schedule: LOOK_EVERY,
-    history: NOTE_EVERY,
-}
-"""Each duty and the seconds between its rounds."""
 
 NOTICES: dict[Duty, str] = {resolve_dependencies: PARENTS}
 """Duties that rest until a notice says that there is something to do, and its topic."""
@@ -354,7 +350,7 @@ async def repeat(
 
 
 async def repeat_on_notice(
-    topic: str, seconds: float, duty: Duty, engine: Engine, clock: Clock, *, first: float
+    topic: str, seconds: Interval, duty: Duty, engine: Engine, clock: Clock, *, first: float
 ) -> None:
     """Do a duty until cancelled, each time a notice comes under a topic."""
     async with engine.context.store.events.listen([topic]) as listener:
@@ -363,17 +359,10 @@ async def repeat_on_notice(
 
 async def run_upkeep(engine: Engine, clock: Clock, *, short_lived: bool = False) -> None:
     """All duties at once, until cancelled. `short_lived`: the process may end soon, so reclaim without grace period."""
-    timed_promote, scheduler = TimedPromote(), Scheduler()
-    guarded = guarded_reclaim(engine.context.settings.lease, trust_first=short_lived)
-    own: dict[Duty, Duty] = {reclaim: guarded, schedule: scheduler, history: Historian()}
     async with asyncio.TaskGroup() as group:
-        for place, (duty, seconds) in enumerate(DUTIES.items()):
-            chosen, first = own.get(duty, duty), place * APART
-            if duty in NOTICES:
-                group.create_task(repeat_on_notice(NOTICES[duty], seconds, chosen, engine, clock, first=first))
-            elif duty is schedule:
-                group.create_task(repeat(lambda: scheduler.pause, chosen, engine, clock, first=first))
-            elif duty is promote:
-                group.create_task(repeat(lambda: timed_promote.pause, timed_promote, engine, clock, first=first))
+        for place, (duty, seconds) in enumerate(all_duties(engine.context.settings.lease, short_lived=short_lived)):
+            first, topic = place * APART, NOTICES.get(duty)
+            if topic is None:
+                group.create_task(repeat(seconds, duty, engine, clock, first=first))
             else:
-                group.create_task(repeat(seconds, chosen, engine, clock, first=first))
+                group.create_task(repeat_on_notice(topic, seconds, duty, engine, clock, first=first))

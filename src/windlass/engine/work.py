@@ -1,4 +1,4 @@
-"""How a job moves: claim, begin, renew, finish, release.
+"""Answers what workers send: claim, begin, renew, finish, release.
 
 A claim leases jobs to a worker under a token. The worker says when its code begins, renews the lease while it runs, and
 reports how the run ended, or gives the job back. The store refuses every report without the current token.
@@ -77,8 +77,8 @@ async def _wait_and_claim(context: EngineContext, operation: Claim, worker: Work
     context.idle.discard(worker.id)
     async with context.store.events.listen([*topics, f"grant/{worker.id}"]) as listener:
         while True:
-            # Claim once more before the first wait: jobs may have arrived before it listened for wake-ups. The claim
-            # stays parked in the store meanwhile. And once after the last wait, to withdraw a parked claim.
+            # Claim before the first wait, even if it has just claimed: jobs may have arrived before it listened for
+            # wake-ups. The claim stays parked in the store meanwhile. And after the last wait, to withdraw that.
             remaining = max(0.0, until - loop.time())
             request = await _request(context, operation, worker, stays=min(POLL_EVERY, remaining))
             records = await context.writes.claim(request)

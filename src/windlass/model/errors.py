@@ -1,4 +1,4 @@
-"""Every error that crosses a room.
+"""Every error that crosses a package.
 
 WindlassError
 ├── Invalid          400  what was sent cannot be understood

@@ -17,7 +17,7 @@ class State(StrEnum):
     """Where a job stands. Exactly one at any time; `lifecycle.TABLE` says which may follow which."""
 
     BLOCKED = "blocked"  # waits for other jobs
-    SCHEDULED = "scheduled"  # waits for a time: its delay, or its next re-run (then `attempt` is above 0)
+    SCHEDULED = "scheduled"  # waits for a time: its delay, or its next re-run
     QUEUED = "queued"  # waits for a worker
     RUNNING = "running"  # leased to a worker
     SUCCEEDED = "succeeded"
@@ -108,7 +108,7 @@ class Job(Terms, frozen=True, kw_only=True, omit_defaults=False, gc=False):
     handler_version: int | None = None
     """Which version of its handler runs or last ran; null = the task of an app, or not begun. Set with `sandbox`."""
     pid: int | None = None
-    """The process that runs it or ran it last. Set when its code starts; null between claim and start."""
+    """The process that runs it or did last. Set after 0.2 s; with `on_lost` fail or adopt, before it starts."""
     progress: Progress | None = None
     """The progress that its task reported last."""
     estimate: float | None = None
@@ -120,7 +120,7 @@ class Job(Terms, frozen=True, kw_only=True, omit_defaults=False, gc=False):
     error: Error | None = None
     """The last of `errors`."""
     errors: list[Error] = field(default_factory=list)
-    """One entry per run that did not succeed (also lost and stopped ones), and one if it expired or a parent failed.
+    """One per run that did not succeed (also lost and stopped ones), and one if it expired or a parent failed.
     Oldest first, the newest hundred; kept after a later success."""
     created_at: datetime
     """When the store accepted it. Never changes."""

@@ -5,8 +5,8 @@ worker. Stores apply the `Move`s made here, guarded by what the job was when the
 changed since, the move is refused and decided again.
 
 How to read it: `enter` says in which state a new job begins; `TABLE` says what is possible from there. Claiming,
-promoting and succeeding need no decision: stores do them by `TABLE`. `finish` … `rerun`, and `dependency.unblock`,
-make the moves for the rest. The drawing in the docs is made from `TABLE`.
+promoting and succeeding need no decision: stores do them themselves. `finish` … `rerun`, `dependency.unblock` and
+`editing.edit_waiting` make the moves for the rest. The drawing in the docs is made from `TABLE`.
 """
 
 import math
@@ -44,7 +44,7 @@ class Step(StrEnum):
     MEET = "meet"  # some of the jobs it waits for are done
     UNBLOCK = "unblock"  # the jobs it waited for are done
     MISS = "miss"  # one of them did not succeed, and it fails with that
-    PROMOTE = "promote"  # its time has come
+    PROMOTE = "promote"  # its time has come, or a caller has taken its time away
     CLAIM = "claim"  # a worker takes it
     SUCCEED = "succeed"  # its outcome is ok
     FAIL = "fail"  # its outcome is final, or nothing allows another run
@@ -112,7 +112,7 @@ Lapse = Literal["lease", "owner"]
 
 
 class Move(Struct, frozen=True, kw_only=True):
-    """One change of one job: what it must be, and what it becomes. Made only here and in `dependency`."""
+    """One change of one job: what it must be, and what it becomes. Made only here, in `dependency` and in `editing`."""
 
     id: str
     tenant: str
@@ -164,12 +164,12 @@ def next_state(state: State, step: Step) -> State | Gone:
         raise Conflict(f"a {state} job cannot {step}") from None
 
 
-# A run may end without reporting an outcome: its process dies (`finish` with the reason `crashed`), its worker falls
-# silent (`lose`), or stops (`release` with `stopped`). In each case `on_lost` says whether the job may run again.
-
-
 def finish(job: Job, outcome: Outcome, now: datetime, chance: float, on_lost: OnLost = "retry") -> Move:
-    """An attempt has ended. `chance` is from [0, 1)."""
+    """An attempt has ended. `chance` is from [0, 1).
+
+    A run may end without a word of its own: its process dies (the reason `crashed`), its worker falls silent (`lose`),
+    or stops (`release` with `stopped`). In each case `on_lost` says whether the job may run again.
+    """
     move = replace(_finish(job, outcome, now, chance, on_lost), code=outcome.code or CODES[outcome.verdict])
     return move if move.step is Step.STOP else replace(move, outcome=outcome.verdict)
 

@@ -220,6 +220,8 @@ def _plain(value: Any) -> Any:
     match value:
         case {"enum": [bool(), *_], **rest}:
             return {"type": "boolean", **rest}  # some readers allow only texts and numbers in an enum
+        case {"type": "array", **rest} if not {"items", "prefixItems"} & rest.keys():
+            return _plain({**value, "items": {}})  # some readers drop a schema whose array does not say what is in it
         case dict():
             return {name: _plain(inner) for name, inner in value.items()}
         case list():

@@ -5,7 +5,7 @@ in the same atomic step in which it leases a job. What every store promises:
 
 - A job without a group pays nothing for any of this.
 - No bucket holds more places than its limit rule allows, no more starts fall into a window than its rate allows: at no
-  moment, for all workers together. Places are ids of running jobs: whatever ends a run gives them back.
+  moment, for all workers together. Whatever ends a run gives its places back.
 - Jobs whose bucket is full are passed by, and cost a claim nothing however many they are.
 - A lane that is shut is not claimed from.
 - Where turns are taken, a worker with warm contexts may get their jobs a little earlier, but no tenant or task is ever

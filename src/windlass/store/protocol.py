@@ -11,7 +11,7 @@ the store checks the move's guards and writes it whole, or refuses it. What ever
 - Finished jobs leave what claims search, and vanish when their keep clock runs out; a result may vanish before them.
 - No call costs more as the backlog grows, beyond a logarithm; no call loops without a bound.
 - Answers are per item, in the order of the items. A store may have partitions, which can be away one by one. Jobs
-  whose ids end in the same byte share one; `overdue` and `journal` say which, for grace periods and drains.
+  whose ids end in the same byte share one. What `overdue` and `journal` answer says which partitions answered.
 """
 
 from collections.abc import Sequence
@@ -56,7 +56,7 @@ class JobStore(Protocol):
     async def apply(self, moves: Sequence[Move], room: flow.Room | None = None) -> list[bool]:
         """Write moves, one after the other; for each, whether its guards held. A refused move changes nothing.
 
-        `room`: one more guard for each: whether room is still needed.
+        With `room`, each has one more guard: room must still be needed.
         """
 
     async def read(self, keys: Sequence[JobKey], *, payload: bool = False) -> data.Reading:

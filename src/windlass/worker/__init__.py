@@ -2,7 +2,7 @@
 
 Three kinds of process. The *supervisor* talks to the queue and never runs user code, so nothing a task does can keep it
 from renewing a lease. The *zygote* has imported the user's app once and forks *contexts* in milliseconds. A context
-runs user code: many jobs at once, or exactly one. Only this room starts, feeds and kills processes.
+runs user code: many jobs at once, or exactly one. Only this package starts, feeds and kills processes.
 Here are the options of a worker; `supervisor` is where to start reading.
 """
 

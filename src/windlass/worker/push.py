@@ -506,13 +506,18 @@ class Push:
 
     async def run(self) -> None:
         """Until it is cancelled: then jobs that were not taken are released, and other servers take over."""
+        failed = False
         try:
             async with asyncio.TaskGroup() as group:
                 while True:
                     try:
                         await self._rebalance(group)
                     except WindlassError as fault:
-                        log.warning("cannot list workers: %s", fault)
+                        if not failed:  # one line, however long the store is away
+                            log.warning("cannot list workers: %s", fault)
+                        failed = True
+                    else:
+                        failed = False
                     await self._pause()
         finally:
             with suppress(WindlassError):  # then the turns end by themselves

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from windlass.engine.context import MOST_ROUNDS, EngineContext, claiming_workers, fence
 from windlass.engine.flow.config import FlowConfig, limit_name
-from windlass.model.errors import Conflict
+from windlass.model.errors import Conflict, Invalid
 from windlass.model.job import PENDING
 from windlass.model.limit import Limit, Pause
 from windlass.model.names import EVERY_TENANT, JobKey, key_of
@@ -276,4 +276,6 @@ def paused_since(pause: Pause, before: Pause | Limit | None, now: datetime) -> d
     """Since when something is paused, now or since an earlier pause; null = it is not."""
     if not pause.paused:
         return None
+    if pause.until is not None and pause.until <= now:
+        raise Invalid(f"the pause would be over already: the store's clock shows {now:%Y-%m-%dT%H:%M:%SZ}", at="until")
     return before.since if before is not None and is_paused(before, now) else now

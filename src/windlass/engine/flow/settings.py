@@ -170,6 +170,8 @@ async def change_queue(context: EngineContext, operation: ChangeQueue) -> QueueC
 
     def changed(stored: bytes | None) -> bytes | None:
         old = NO_SETTINGS if stored is None else _queue.decode(stored)
+        if not is_paused(old, now):
+            old = replace(old, **asdict(Pause()))  # a pause that has ended by itself leaves nothing to the next one
         new = _changed_settings(old, operation.change)
         if operation.change.paused is not UNSET:
             new = replace(new, since=paused_since(new, old, now))

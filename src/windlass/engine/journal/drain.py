@@ -93,6 +93,8 @@ class Drainer:
         """Why the store, or a partition of it, does not take jobs."""
         self.reached = journal.drained
         """Up to which number the store has every job but those for partitions that are away."""
+        self._had = self.reached
+        """The same before this step drained anything, for the log."""
 
     async def start(self) -> None:
         """Learn how far the store is; raises if it does not answer."""
@@ -339,7 +341,7 @@ class Drainer:
 
     def _read_again(self, after: int) -> None:
         """For partitions that lack jobs behind a number."""
-        self.reached = min(self.reached, after)
+        self.reached = self._had = min(self.reached, after)
         self._reservations.rewind(self.reached)
 
     async def _differ(self) -> None:
@@ -370,7 +372,7 @@ class Drainer:
     def _go_back(self, to: int) -> None:
         start = self._journal.rewind(min(to, self._journal.last))
         self._replicated_upto = min(self._replicated_upto, start)
-        self.reached = start
+        self.reached = self._had = start
         if start > to:
             log.error("journal: jobs %d to %d are no longer in it: they may be lost", to + 1, start)
         self._reservations.rewind(start)
@@ -387,10 +389,11 @@ class Drainer:
 
     async def _is_up(self) -> None:
         if not (self.up and self.flows):
-            log.info("journal: the store is back; %d jobs wait to be drained", await self._journal.count(self.reached))
+            log.info("journal: the store is back; %d jobs waited for it", await self._journal.count(self._had))
         self.up = self.flows = True
         if len(self._away) != self._reported_away:
             await self._report_away()
+        self._had = self.reached
 
     async def _report_away(self) -> None:
         self._reported_away = len(self._away)
@@ -398,8 +401,8 @@ class Drainer:
             parts = f"{len(self._away)} of {len(self._watermarks)} parts of the store"
             log.warning("journal: jobs for %s stay in the journal: %s", parts, self.fault)
         else:
-            waiting = await self._journal.count(self.reached)
-            log.info("journal: all parts of the store are back; %d jobs are read again", waiting)
+            waited = await self._journal.count(self._had)
+            log.info("journal: all parts of the store are back; %d jobs are read again", waited)
 
     def _is_down(self, fault: Exception) -> None:
         if self.up and self.flows and self.met.is_set():

@@ -188,7 +188,7 @@ CREATE TABLE job (
     assigned     TEXT,                             -- the tier at which it runs: only on a running job
     seconds      REAL,                             -- how long it may run at it
     waits        BLOB,                             -- ids, without tenant, of the jobs that a blocked job waits for
-    terms        BLOB NOT NULL,                    -- as `terms.pack` makes them
+    terms        BLOB NOT NULL,                    -- as `encoding.pack_terms` makes them
     payload      BLOB,                             -- if small; else in the table of that name
     edits        INTEGER NOT NULL DEFAULT 0,       -- how often callers have edited it
     annotations  BLOB,                             -- MessagePack of a map; NULL = none
@@ -308,7 +308,7 @@ CREATE TABLE dependency (
 ) STRICT, WITHOUT ROWID;
 
 
--- What is to follow a job: as `terms.pack_then` makes it.
+-- What is to follow a job: as `encoding.pack_then` makes it.
 CREATE TABLE follow_up (
     parent BLOB PRIMARY KEY,
     data   BLOB NOT NULL

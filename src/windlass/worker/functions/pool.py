@@ -316,7 +316,7 @@ class Functions:
                 self._spawn(self._folders.sweep())
             return self._folders.make(uid, interpreter.bootstrap, interpreter.source())
         except OSError as fault:
-            raise NotStarted(f"there was no room for its folder: {fault}") from None
+            raise NotStarted(f"its folder could not be made: {fault}") from None
 
     def put_back(self, context: FunctionContext, handler: Handler) -> None:
         """Its batch is over."""

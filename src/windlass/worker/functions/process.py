@@ -104,7 +104,7 @@ class SandboxedProcess:
         except TimeoutError:
             raise NotStarted(f"it did not start within {START_WITHIN:g} s") from None
         except OSError as fault:
-            raise NotStarted(f"there was no room for a process: {fault}") from None
+            raise NotStarted(f"no process could be started: {fault}") from None
         finally:
             if not ready:
                 self._release()  # its monitor ends everything
