@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from windlass import config, outbox
 from windlass.addresses import file_of
 from windlass.call.arguments import CallSignature
-from windlass.call.batches import DEFAULT_WITHIN, BatchOptions, BatchSignature, batch_options
+from windlass.call.batches import DEFAULT_WITHIN, BatchSignature, batch_options
 from windlass.call.hooks import Around, Hooks
 from windlass.call.options import Duration, Options, TaskOptions, duration_of, to_fields
 from windlass.call.signals import ANY_ERROR, ErrorRules, Errors
@@ -43,7 +43,7 @@ from windlass.model.operations import (
 from windlass.model.schedule import NewSchedule
 from windlass.model.template import template_of
 from windlass.model.wire import checked_job
-from windlass.model.worker import MOST_SLOTS
+from windlass.model.worker import MOST_SLOTS, BatchOptions
 from windlass.schedules import Scheduled, ScheduleHandles, ScheduleOptions, schedule_of
 from windlass.system import SystemRandomness
 from windlass.workflow import Batch, Signature, check_fits

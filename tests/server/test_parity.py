@@ -112,7 +112,7 @@ from windlass.model.operations import (
     Workers,
 )
 from windlass.model.outcome import Verdict
-from windlass.model.output import MOST_MESSAGE, NewChunk, Progress
+from windlass.model.output import MOST_MESSAGE, NewChunk, Progress, RunUsage
 from windlass.model.queue import QueueChange, Tier
 from windlass.model.quota import Quota
 from windlass.model.retry import RetryPolicy as Policy
@@ -481,6 +481,10 @@ async def jobs_are_held(script: Script) -> None:
     chunk = NewChunk(stream="log", data=b"\xff")
     await script.ask(Renew(worker=worker, jobs=[Alive(**item, progress=progress, output=[chunk])]))
     await script.ask(Renew(worker=worker, jobs=[Alive(id=UNKNOWN_ID, token=NO_TOKEN)], wait=5.0, memory=2**40, cpu=1.5))
+    usage = RunUsage(memory=2**40, cpu=1.5, output=1)
+    await script.ask(Renew(worker=worker, jobs=[Alive(**item, usage=usage)]))
+    assert (await script.ask(Show(id=claimed.job.id))).usage == usage
+    await script.refused(Renew(worker=worker, jobs=[Alive(**item, usage=RunUsage(memory=-1))]), Invalid)
     await script.ask(Workers())
     await script.refused(Renew(worker=worker, memory=-1), Invalid)
     orphan = Orphan(**item, nonce="fedcba9876543210")

@@ -78,7 +78,8 @@ async def with_files(context: EngineContext, operation: Enqueue) -> Enqueue:
 
 
 async def with_files_of_many(context: EngineContext, operation: EnqueueMany) -> EnqueueMany:
-    if any(new.hashes for new in operation.jobs):
+    naming = [new for new in operation.jobs if new.hashes]
+    if naming:
         jobs = await _resolved(context, operation.tenant, operation.jobs, "jobs[{}]".format)
         operation = replace(operation, jobs=jobs)
     await check_bounds(context, operation.tenant, operation.jobs, "jobs[{}]".format)

@@ -141,6 +141,7 @@ def alive(item: Alive, tenant: str) -> Heartbeat:
         fence(item.token),
         progress=item.progress,
         output=item.output,
+        usage=item.usage,
         messages_after=item.heard,
         lease=item.lease,
     )
@@ -232,9 +233,9 @@ async def keep_left(context: EngineContext, reports: Sequence[tuple[Released, st
 
 async def add_made(context: EngineContext, reports: Sequence[tuple[Finished, str]]) -> None:
     """Add the files that runs leave, and the jobs that successful ones made."""
-    if any(item.files for item, _ in reports):
+    if [item for item, _ in reports if item.files]:
         await attach(context, reports)
-    if any(item.jobs for item, _ in reports):
+    if [item for item, _ in reports if item.jobs]:
         await add_spawned(context, reports)
 
 
@@ -289,6 +290,8 @@ async def end_unbegun(context: EngineContext, reports: Sequence[tuple[Began, str
 
 def applied_of(reports: Sequence[tuple[LeasedJob, str]], applied: set[JobRun]) -> Applied:
     """Which reports were applied. A second report on the same run changes nothing."""
+    if len(applied) == len(reports):  # all of them, and no two on one run
+        return Applied(applied=[item.id for item, _ in reports], refused=[])
     held: list[str] = []
     refused: list[str] = []
     for item, tenant in reports:
