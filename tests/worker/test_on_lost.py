@@ -9,8 +9,11 @@ from contextlib import suppress
 
 import pytest
 
-from tests.support.engines import packed
-from tests.support.worker_harness import ON_A_FILE, WorkerHarness, until
+from tests.support.engines import enqueue, packed, register, take
+from tests.support.stores import VirtualClock
+from tests.support.worker_harness import ON_A_FILE, STORES, MakeHarness, StoreKind, WorkerHarness, until
+from windlass.engine import Engine
+from windlass.engine.upkeep import reclaim
 from windlass.model.job import Job as Record
 from windlass.model.job import Reason, State
 from windlass.model.new_job import NewJob
@@ -152,6 +155,79 @@ def test_no_such_job_is_started_again_however_its_run_ended(harness: WorkerHarne
     record = harness.ended(job)
     assert record.reason is (Reason.CRASHED if how == "process" else Reason.LOST)
     failed_once(harness, record)
+
+
+SNOOZING = """
+import os
+from pathlib import Path
+from windlass import Snooze, Windlass, current, step
+
+app = Windlass(tenant=os.environ["HARNESS_TENANT"])
+
+HERE = Path(__file__).parent
+
+def note(line: str) -> None:
+    with (HERE / "notes").open("a") as notes:
+        notes.write(line + "\\n")
+
+def charge() -> int:
+    note("charged")
+    return 7
+
+@app.task(on_lost="fail", isolate=True)
+def pay(again: str) -> None:
+    paid = step.sync("charge", charge)
+    note(f"start {paid} {sorted(current.files)} {os.getpid()}")
+    if not (HERE / "snoozed").exists():
+        (HERE / "snoozed").write_text("first")
+        current.attach(HERE / "snoozed", "left")
+        if again == "sleeps":
+            step.sync.sleep("1s")
+        raise Snooze("1s")
+    while again == "hangs":
+        pass
+"""
+
+
+@pytest.mark.parametrize("again", ["ends", "sleeps", "hangs"])
+@pytest.mark.parametrize("kind", STORES)
+def test_a_job_that_asked_for_another_run_keeps_its_steps_and_what_it_left(
+    make_harness: MakeHarness, request: pytest.FixtureRequest, kind: StoreKind, again: str
+) -> None:
+    """Not the files that came with it, which were dropped when its code first began. If the second run is lost there is
+    no third.
+    """
+    harness = make_harness(SNOOZING, store="" if kind == "file" else request.getfixturevalue("redis_server").url)
+    job = harness.tasks.pay.using(files={"sent": b"1"}).enqueue(again)
+    worker = harness.start(lease=SHORT_LEASE)
+    harness.noted("start", 2)
+    if again == "hangs":
+        worker.send(signal.SIGKILL)
+        worker.ended()
+        harness.start(lease=SHORT_LEASE)
+    record = harness.ended(job)
+    lost = again == "hangs"
+    assert (record.state, record.reason) == ((State.FAILED, Reason.LOST) if lost else (State.SUCCEEDED, record.reason))
+    assert [line.rsplit(" ", 1)[0] for line in harness.notes("start")] == ["7 ['sent']", "7 []"]
+    assert len(harness.notes("charged")) == 1
+    assert "charge" in [one.name for one in job.steps()]
+    assert job.files() == {"left": b"first"}
+
+
+async def test_a_run_that_did_not_begin_is_handed_out_again_also_after_one_that_did(
+    engine: Engine, clock: VirtualClock
+) -> None:
+    job = await enqueue(engine, on_lost="fail")
+    worker = await register(engine)
+    first = await take(engine, worker)
+    await engine(Begin(worker=worker, jobs=[Began(id=job.id, token=first.token, pid=7)]))
+    await engine(Release(worker=worker, jobs=[Released(id=job.id, token=first.token)]))
+    second = await take(engine, worker)
+    clock.advance(engine.context.settings.lease + 1)
+    await reclaim(engine)
+    third = await take(engine, await register(engine))
+    assert (third.job.id, second.token != third.token) == (job.id, True)
+    assert third.job.on_lost == "fail"
 
 
 def claimed_by_hand(harness: WorkerHarness) -> tuple[str, Claimed]:
