@@ -61,7 +61,7 @@ async def get_forecast(context: EngineContext, queue: str, *, shared: bool = Fal
 
 
 async def brief_forecast(context: EngineContext, queue: str) -> Forecast:
-    """A rough forecast from counts, which is not kept: for a caller who asks about more jobs than forecasts may list."""
+    """A rough one from counts, which is not kept: for a caller who asks about more jobs than forecasts may list."""
     return await _read_and_replay(context, queue, SMALL)
 
 
