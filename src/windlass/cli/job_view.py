@@ -22,6 +22,7 @@ from windlass.model import duration
 from windlass.model.errors import Invalid, WindlassError
 from windlass.model.estimate import Estimate, Why
 from windlass.model.job import FINISHED, PENDING, Error, Job, State
+from windlass.model.lifecycle import STOP_ORDERS
 from windlass.model.new_job import JobOptions
 from windlass.model.operations import GetOutput, GetResult, Result, Show
 from windlass.model.output import Chunk, Progress
@@ -224,7 +225,8 @@ def pending_note(job: Job, now: datetime) -> str:
     if job.state is State.RUNNING and job.progress is not None:
         parts.append(progress_text(job.progress))
     if job.reason and job.state not in FINISHED:
-        parts.append(f"({job.reason})")
+        stopping = "stopping " if job.state is State.RUNNING and job.reason in STOP_ORDERS else ""
+        parts.append(f"{stopping}({job.reason})")
     return ", ".join(parts)
 
 
