@@ -29,10 +29,11 @@ if TYPE_CHECKING:
     )
     from windlass.model.events import Event
     from windlass.model.names import job_id
+    from windlass.model.operations import BatchProgress
     from windlass.model.output import OutputPolicy
     from windlass.model.retry import RetryPolicy
     from windlass.outbox import OUTBOX_TABLE
-    from windlass.workflow import Batch, BatchProgress, chain, group
+    from windlass.workflow import Batch, chain, group
 
     __version__: str
 
@@ -81,7 +82,7 @@ __all__ = [
 # Imported when first used: the command line and a worker's processes need only parts of this.
 _PLACES = {
     "Batch": "windlass.workflow",
-    "BatchProgress": "windlass.workflow",
+    "BatchProgress": "windlass.model.operations",
     "Busy": "windlass.model.errors",
     "Cancelled": "windlass.call.signals",
     "Conflict": "windlass.model.errors",

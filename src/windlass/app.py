@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from windlass import config, outbox
 from windlass.addresses import file_of
 from windlass.call.arguments import CallSignature
-from windlass.call.batches import DEFAULT_WITHIN, BatchOptions, BatchSignature, batch_options
+from windlass.call.batches import DEFAULT_WITHIN, BatchSignature, batch_options
 from windlass.call.hooks import Around, Hooks
 from windlass.call.options import Duration, Options, TaskOptions, duration_of, to_fields
 from windlass.call.signals import ANY_ERROR, ErrorRules, Errors
@@ -43,10 +43,10 @@ from windlass.model.operations import (
 from windlass.model.schedule import NewSchedule
 from windlass.model.template import template_of
 from windlass.model.wire import checked_job
-from windlass.model.worker import MOST_SLOTS
+from windlass.model.worker import MOST_SLOTS, BatchOptions
 from windlass.schedules import Scheduled, ScheduleHandles, ScheduleOptions, schedule_of
 from windlass.system import SystemRandomness
-from windlass.workflow import Signature, check_fits
+from windlass.workflow import Batch, Signature, check_fits
 
 if TYPE_CHECKING:
     from windlass.testing import Testing
@@ -311,6 +311,11 @@ class Windlass:
     def job(self, id: str) -> "Job[Any]":
         """The handle of a job by its id."""
         return Job(id, self, None)
+
+    def batch(self, ids: Iterable[str]) -> "Batch[list[Any]]":
+        """One handle for jobs, by their ids: their progress, their end, the list of their results."""
+        jobs = [self.job(id) for id in ids]
+        return Batch(self, jobs, jobs, many=True)
 
     def events(self, *, task: str | None = None, queue: str | None = None, tag: Iterable[str] = ()) -> Iterator[Event]:
         """Events of this queue's jobs from now on, without end: of all jobs, or of those that match.

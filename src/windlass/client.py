@@ -30,6 +30,7 @@ from windlass.model.operations import (
     EnqueueMany,
     FinishByHand,
     Finished,
+    GetProgress,
     GetResult,
     Operation,
     Output,
@@ -230,7 +231,7 @@ def _is_idempotent(operation: Operation[Any]) -> bool:
             return all(new.id is not None or new.key is not None for new in operation.jobs)
         case Claim():
             return operation.nonce is not None
-        case PutFile():
+        case PutFile() | GetProgress():
             return True
         case _:
             return _SHAPES[type(operation)].route.verb == "GET" and not isinstance(operation, GetResult)

@@ -34,6 +34,7 @@ from windlass.model.operations import (
     FailByHand,
     Failures,
     FinishByHand,
+    GetProgress,
     GetResult,
     GetStats,
     GetSteps,
@@ -51,7 +52,7 @@ from windlass.system import SystemRandomness, local_user
 T = TypeVar("T")
 
 NEEDS_NO_LOOP = (
-    *(Show, GetResult, GetSteps, List, Failures, Count, GetStats),
+    *(Show, GetProgress, GetResult, GetSteps, List, Failures, Count, GetStats),
     *(Edit, Cancel, Rerun, Delete, FinishByHand, FailByHand, LowerTimeout),
 )
 """What an engine can answer without an event loop, unless it shall wait; and new jobs, see `_needs_no_loop`."""

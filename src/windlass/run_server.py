@@ -34,7 +34,6 @@ from windlass.model.names import EVERY_TENANT
 from windlass.model.operations import Service, Tokens
 from windlass.model.worker import Worker
 from windlass.run_now import RunNow
-from windlass.run_outbox import OutboxFile
 from windlass.run_worker import SWITCH_EVERY, kept_runs
 from windlass.server import bodies, dashboard
 from windlass.server.application import application
@@ -158,6 +157,8 @@ def _duties(
 ) -> list[Coroutine[Any, Any, None]]:
     found = [_then(met, run_upkeep, engine, clock), _then(met, push.run)]
     if options.outbox is not None:
+        from windlass.run_outbox import OutboxFile  # noqa: PLC0415 - most servers have none
+
         found.append(OutboxFile(options.outbox, EVERY_TENANT).relay(service, clock))
     return found
 

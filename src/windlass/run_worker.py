@@ -24,7 +24,6 @@ from windlass.engine.upkeep import run_upkeep
 from windlass.model.errors import Unavailable
 from windlass.model.names import DEFAULT_TENANT
 from windlass.model.operations import Service
-from windlass.run_outbox import OutboxFile
 from windlass.store.data import AccessRefused
 from windlass.system import SystemClock, SystemRandomness
 from windlass.worker import WorkerOptions
@@ -86,6 +85,8 @@ async def work(
             if isinstance(service, Engine):  # a server runs the duties itself
                 duties.append(asyncio.create_task(run_upkeep(service, clock, short_lived=options.burst)))
             if outbox is not None:
+                from windlass.run_outbox import OutboxFile  # noqa: PLC0415 - most workers have none
+
                 duties.append(asyncio.create_task(OutboxFile(outbox, app.tenant).relay(service, clock)))
             try:
                 await worker.run()

@@ -4,26 +4,22 @@ All jobs of a workflow are queued together, each with the ids of those that it w
 their results (`with_results`). Nothing else is stored: `Batch`, the handle of a workflow, is a list of jobs.
 """
 
-import asyncio
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, cast
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from windlass.call.fitting import described, fits
 from windlass.call.options import Duration
 from windlass.job_handle import MOST_WAIT, Job
 from windlass.model.duration import seconds
-from windlass.model.errors import Invalid, Missing, Unavailable
-from windlass.model.job import FINISHED, State
-from windlass.model.job import Job as Record
+from windlass.model.errors import Invalid, Unavailable
+from windlass.model.job import State
 from windlass.model.names import keyed_id
 from windlass.model.new_job import MOST_PARENTS, NewJob, WithResults
-from windlass.model.operations import MOST_AT_ONCE, Cancel, EnqueueMany
+from windlass.model.operations import MOST_AT_ONCE, BatchProgress, Cancel, EnqueueMany, GetProgress
 from windlass.system import SystemClock
 
 if TYPE_CHECKING:
@@ -33,9 +29,6 @@ R = TypeVar("R")
 
 MOST_BYTES = 8 << 20
 """Bytes of payloads that are sent together, as with `Task.map`."""
-
-SHOWN_AT_ONCE = 50
-"""Jobs that are asked for at the same time in asynchronous code."""
 
 _clock = SystemClock()
 
@@ -306,18 +299,8 @@ def _sent_together(news: Sequence[NewJob]) -> Iterator[list[NewJob]]:
 # The handle
 
 
-class BatchProgress(Struct, frozen=True):
-    """How far the jobs of a batch are."""
-
-    total: int
-    done: int
-    """How many have ended in any way, or are gone."""
-    states: dict[State, int]
-    """How many are in each state; those whose record is gone are in none."""
-
-
 class Batch(Generic[R]):
-    """The jobs of a workflow that was queued."""
+    """Jobs that were queued, as one: those of a workflow, or any."""
 
     def __init__(self, app: "Windlass | None", jobs: list[Job[Any]], ends: list[Job[Any]], *, many: bool) -> None:
         self.jobs = jobs
@@ -328,21 +311,21 @@ class Batch(Generic[R]):
 
     def progress(self) -> BatchProgress:
         """How many jobs have ended, and how many are in which state; asks the queue each time."""
-        return _progress([self._show(job) for job in self.jobs])
+        return _sum(app.ask(GetProgress(ids=ids)) for app, ids in self._parts())
 
     async def aprogress(self) -> BatchProgress:
         """The same in asynchronous code."""
-        return _progress(await _each(self.jobs, self._ashow))
+        return _sum([await app.aask(GetProgress(ids=ids)) for app, ids in self._parts()])
 
     def wait(self, timeout: Duration | None = None) -> BatchProgress:
         """Wait until all jobs have ended, in whatever way. Raises `TimeoutError` if they have not in time."""
         until = _until(timeout)
-        return _progress([self._ended(job, until) for job in self.jobs])
+        return _sum(self._ended(app, ids, until) for app, ids in self._parts())
 
     async def await_end(self, timeout: Duration | None = None) -> BatchProgress:  # noqa: ASYNC109 - as with results
         """The same in asynchronous code."""
         until = _until(timeout)
-        return _progress([await self._aended(job, until) for job in self.jobs])
+        return _sum([await self._aended(app, ids, until) for app, ids in self._parts()])
 
     def result(self, timeout: Duration | None = None) -> R:
         """The result of the last step, waiting for it; if that is a group, the list of its results.
@@ -361,11 +344,12 @@ class Batch(Generic[R]):
 
     def cancel(self) -> int:
         """Cancel all jobs that have not ended; how many."""
-        return sum(app.ask(operation).changed for app, operation in self._cancels())
+        # The last ones first: those that wait for others would be cancelled with the reason `dependency`.
+        return sum(app.ask(Cancel(ids=ids[::-1])).changed for app, ids in reversed([*self._parts()]))
 
     async def acancel(self) -> int:
         """The same in asynchronous code."""
-        return sum([(await app.aask(operation)).changed for app, operation in self._cancels()])
+        return sum([(await app.aask(Cancel(ids=ids[::-1]))).changed for app, ids in reversed([*self._parts()])])
 
     def on_complete(self, step: "Signature[Any] | Task[Any, Any, Any]") -> Job[Any]:
         """Queue a call that runs once all jobs have ended, in whatever way.
@@ -384,36 +368,23 @@ class Batch(Generic[R]):
             raise Invalid("on_complete takes one call: task.s(…), or a task", at="on_complete")
         return _Completion(call, [job.id for job in self.jobs])
 
-    def _cancels(self) -> "Iterator[tuple[Windlass, Cancel]]":
-        # The last ones first: those that wait for others would be cancelled with the reason `dependency`.
-        ids = [job.id for job in reversed(self.jobs)]
-        for start in range(0, len(ids), MOST_AT_ONCE):
-            if self._app is not None:
-                yield self._app, Cancel(ids=ids[start : start + MOST_AT_ONCE])
+    def _parts(self) -> "Iterator[tuple[Windlass, list[str]]]":
+        """The ids of all jobs, as many at a time as one request takes."""
+        for start in range(0, len(self.jobs), MOST_AT_ONCE):
+            assert self._app is not None  # noqa: S101 - jobs have one
+            yield self._app, [job.id for job in self.jobs[start : start + MOST_AT_ONCE]]
 
-    def _show(self, job: Job[Any], wait: float = 0.0) -> Record | None:
-        with suppress(Missing):
-            return job.refresh(wait)
-        return None
-
-    async def _ashow(self, job: Job[Any], wait: float = 0.0) -> Record | None:
-        with suppress(Missing):
-            return await job.arefresh(wait)
-        return None
-
-    def _ended(self, job: Job[Any], until: float | None) -> Record | None:
+    def _ended(self, app: "Windlass", ids: list[str], until: float | None) -> BatchProgress:
         while True:
-            found = self._show(job, _wait(until))
-            if found is None or found.state in FINISHED:
+            found = app.ask(GetProgress(ids=ids, wait=_wait(until)))
+            if _is_over(found, until):
                 return found
-            _check_time(found, until)
 
-    async def _aended(self, job: Job[Any], until: float | None) -> Record | None:
+    async def _aended(self, app: "Windlass", ids: list[str], until: float | None) -> BatchProgress:
         while True:
-            found = await self._ashow(job, _wait(until))
-            if found is None or found.state in FINISHED:
+            found = await app.aask(GetProgress(ids=ids, wait=_wait(until)))
+            if _is_over(found, until):
                 return found
-            _check_time(found, until)
 
     def __len__(self) -> int:
         return len(self.jobs)
@@ -436,19 +407,12 @@ class _Completion(Workflow):
         return plan
 
 
-def _progress(records: Sequence[Record | None]) -> BatchProgress:
-    states = Counter(record.state for record in records if record is not None)
-    pending = sum(number for state, number in states.items() if state not in FINISHED)
-    return BatchProgress(len(records), len(records) - pending, dict(states))
-
-
-async def _each(
-    jobs: Sequence[Job[Any]], ask: Callable[[Job[Any]], Coroutine[Any, Any, Record | None]]
-) -> list[Record | None]:
-    found: list[Record | None] = []
-    for start in range(0, len(jobs), SHOWN_AT_ONCE):
-        found += await asyncio.gather(*map(ask, jobs[start : start + SHOWN_AT_ONCE]))
-    return found
+def _sum(parts: Iterable[BatchProgress]) -> BatchProgress:
+    total, done, states = 0, 0, Counter[State]()
+    for part in parts:
+        total, done = total + part.total, done + part.done
+        states.update(part.states)
+    return BatchProgress(total, done, dict(states))
 
 
 def _until(timeout: Duration | None) -> float | None:
@@ -464,6 +428,9 @@ def _wait(until: float | None) -> float:
     return MOST_WAIT if left is None else min(MOST_WAIT, left)
 
 
-def _check_time(record: Record, until: float | None) -> None:
-    if until is not None and _clock.monotonic() >= until:
-        raise TimeoutError(f"job {record.id} of the batch has not ended in time, it is still {record.state}")
+def _is_over(progress: BatchProgress, until: float | None) -> bool:
+    """Whether all of these jobs have ended."""
+    pending = progress.total - progress.done
+    if pending and until is not None and _clock.monotonic() >= until:
+        raise TimeoutError(f"{pending} jobs of the batch have not ended in time: wait again, or cancel them")
+    return not pending

@@ -136,7 +136,7 @@ def test_manual_jobs_of_a_workflow_wait_until_those_before_them_have_run(app: Wi
         batch = group(add.s(1), add.s(2)).then(total.s(times=2)).enqueue()
         assert states(batch) == {"queued": 2, "blocked": 1}
         assert batch.progress().done == 0
-        with pytest.raises(TimeoutError, match="only the test runs it"):
+        with pytest.raises(TimeoutError, match="only the test runs them"):
             batch.wait()
         manual.run_one()
         assert states(batch) == {"succeeded": 1, "queued": 1, "blocked": 1}
@@ -150,6 +150,22 @@ def test_manual_jobs_of_a_workflow_wait_until_those_before_them_have_run(app: Wi
         assert {job.refresh().reason for job in other.jobs[1:]} == {Reason.CANCELLED}
         batch.jobs[0].delete()
         assert (batch.progress().total, batch.progress().done) == (3, 3), "one whose record is gone has ended"
+
+
+def test_a_handle_for_any_jobs_by_their_ids(app: Windlass) -> None:
+    add = app.tasks["add"]
+    with app.testing.manual() as manual:
+        ids = [job.id for job in add.map([1, 2, 3])]
+        batch = app.batch(ids)
+        assert (states(batch), len(batch)) == ({"queued": 3}, 3)
+        assert batch.cancel() == 3
+        again = app.batch(job.id for job in add.map([4, 5]))
+        done = again.on_complete(app.tasks["collect"])
+        manual.drain()
+        assert (again.result(), again.wait().done, done.result()) == ([5, 6], 2, [5, 6])
+        assert app.batch([]).wait().total == 0
+        with pytest.raises(Invalid, match="ids"):
+            app.batch(["nonsense"]).progress()
 
 
 # on_failure

@@ -955,6 +955,16 @@ def test_in_a_narrow_place_only_the_last_column_of_a_table_gives_way() -> None:
     ]
 
 
+def test_in_a_very_narrow_place_numbers_are_left_out_and_never_cut() -> None:
+    columns = [terminal.Column("id", itemgetter(0)), terminal.Column("count", itemgetter(1), right=True)]
+    columns.append(terminal.Column("", itemgetter(2)))
+    row = ("x" * 20, "12345678", "a remark")
+    for width, last in ((40, "x" * 20 + "  12345678  a remark"), (32, "x" * 20 + "  12345678"), (29, "x" * 20)):
+        paper = Console(width=width, file=io.StringIO())
+        paper.print(terminal.Table(columns, [row]))
+        assert paper.file.getvalue().splitlines()[1] == last  # type: ignore[attr-defined]
+
+
 def test_text_of_jobs_is_never_read_as_markup(windlass: Windlass, file: Place) -> None:
     id = windlass("enqueue", "t", "[red]hello[/nope]", "--tag", "[bold]").out.strip()
     card = windlass("jobs", "show", id)

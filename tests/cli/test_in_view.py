@@ -1,19 +1,25 @@
 """What people see of workers and runs: in lists, records, and logs."""
 
+import io
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
+from rich.console import Console
 
 from tests.support.engines import enqueue, register, take
 from tests.support.stores import VirtualClock
 from tests.support.worker_harness import ON_A_FILE, WorkerHarness
+from windlass.cli import terminal
+from windlass.cli.queues import running_columns, worker_of
 from windlass.engine import Engine
 from windlass.model.job import Error, Job, Reason, State
 from windlass.model.lifecycle import finish, lose, release
 from windlass.model.operations import Alive, Renew, Show, Workers
 from windlass.model.outcome import Outcome, Verdict
-from windlass.model.output import Progress
+from windlass.model.output import Progress, RunUsage
 
 EACH_STORE = pytest.mark.parametrize("kind", ["sqlite", "redis"], indirect=True)
 
@@ -103,3 +109,28 @@ def test_a_result_that_is_too_large_leaves_a_line_in_the_log(harness: WorkerHarn
     worker.hear(f"{id}.*its outcome could not be stored: .* bytes, at most")
     assert worker.ended() == 0
     assert "huge_result completed" not in worker.said, "one line of it, which is true"
+
+
+def test_running_jobs_stand_under_their_workers_in_eighty_columns() -> None:
+    id = "019a0000-0000-7000-8000-00000000000"
+    began = NOW - timedelta(seconds=250)
+    places = (("w1", "big", "report"), ("w1", "big", "scan"), ("w2", "big", "report"))
+    jobs = [
+        running(started_at=began, pid=4711 + place, worker=worker, node=node, queue="mail")
+        for place, (worker, node, _) in enumerate(places)
+    ]
+    jobs = [replace(job, id=f"{id}{place}", task=places[place][2]) for place, job in enumerate(jobs)]
+    jobs[0] = replace(jobs[0], usage=RunUsage(memory=210_300_000, cpu=1.02, output=2100))
+    jobs[1] = replace(jobs[1], usage=RunUsage(output=7))
+    paper = Console(width=80, file=io.StringIO())
+    table = terminal.Table(running_columns(jobs, NOW), jobs, partial(worker_of, {"w1": "anna"}))
+    paper.print(table)
+    assert paper.file.getvalue().splitlines() == [  # type: ignore[attr-defined]
+        "job                                   task           for    memory  cpu   output",
+        "big  anna",
+        f"{id}0  report  4 min 10 s  210.3 MB  1.0   2.1 kB",
+        f"{id}1  scan    4 min 10 s                 7 bytes",
+        "big  w2",
+        f"{id}2  report  4 min 10 s",
+    ]
+    assert [column.title for column in running_columns(jobs[2:], NOW)] == ["job", "task", "for", "pid", "queue", ""]

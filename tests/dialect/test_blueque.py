@@ -198,7 +198,7 @@ def test_s1_6_a_task_that_was_taken_and_has_not_started_is_reserved(bridged: Bri
 def test_s1_14_and_15_the_score_of_a_queue_is_the_number_of_its_live_workers(bridged: BridgedQueue) -> None:
     client = bridged.client
     bridged.bridge()
-    workers = [bridged.harness.start("-c", "1", lease="1s") for _ in range(2)]
+    workers = [bridged.harness.start("-c", "1", lease="3s") for _ in range(2)]
     names = [f"{os.uname().nodename}_{worker.pid}" for worker in workers]
     until(lambda: client.listeners() == set(names))
     assert client.score() == 2

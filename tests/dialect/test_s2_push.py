@@ -45,7 +45,7 @@ class Master:
         await self.ask("POST", "/done", body, 204, worker)
 
     async def ended(self, id: str) -> Any:
-        return await self.ask("GET", f"/job/{id}/polling?timeout=10")
+        return await self.ask("GET", f"/job/{id}/polling?timeout=60")
 
     async def is_(self, id: str, status: str) -> bool:
         return bool((await self.ask("GET", f"/job/{id}"))["status"] == status)

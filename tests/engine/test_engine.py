@@ -910,6 +910,39 @@ async def test_a_backlog_is_worked_off_without_a_pause(engine: Engine) -> None:
     assert rounds == [0.0] * 4
 
 
+class NoNotices:
+    """A listener that nothing comes to."""
+
+    async def wait(self, seconds: float) -> list[str]:
+        await asyncio.sleep(seconds)
+        return []
+
+
+@pytest.mark.parametrize(("takes", "rests"), [(0.002, 0.004), (1.0, 0.02), (None, 0.02)])
+async def test_a_duty_that_others_wait_for_rests_as_its_rounds_are_long(
+    engine: Engine, takes: float | None, rests: float
+) -> None:
+    clock = VirtualClock()
+    ends: list[float] = []
+    begins: list[float] = []
+
+    async def busy(_: Engine) -> int:
+        begins.append(clock.monotonic())
+        clock.advance(takes or 0.0)
+        ends.append(clock.monotonic())
+        if takes is None:
+            raise Unavailable("the store is away")
+        return 1
+
+    keeping = asyncio.ensure_future(upkeep.repeat(0.02, busy, engine, clock, listener=NoNotices()))
+    while len(begins) < 3:
+        await asyncio.sleep(0)
+        clock.advance(0.001)
+    keeping.cancel()
+    found = [begin - end for begin, end in zip(begins[1:], ends, strict=False)]
+    assert found == pytest.approx([rests] * len(found), abs=0.0015)
+
+
 # Lines
 
 

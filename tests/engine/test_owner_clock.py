@@ -250,7 +250,7 @@ def records(harness: WorkerHarness) -> list[Job]:
 
 SUBMIT = """
 import os, sys, tasks
-job = tasks.app.tasks[sys.argv[1]].using(owner_timeout=2).enqueue()
+job = tasks.app.tasks[sys.argv[1]].using(owner_timeout=4).enqueue()
 print(job.id, flush=True)
 try:
     job.result()
@@ -267,7 +267,7 @@ def test_the_job_of_a_submitter_that_was_killed_is_stopped_and_its_place_is_free
     id = submitter.stdout.readline().strip()
     harness.noted("began")
     began = time.monotonic()
-    until(lambda: time.monotonic() - began > 3)
+    until(lambda: time.monotonic() - began > 5)
     (job,) = records(harness)
     assert (job.id, job.state, job.reason) == (id, State.RUNNING, None), "while he waits, it goes on"
     submitter.kill()
@@ -280,8 +280,8 @@ def test_the_job_of_a_submitter_that_was_killed_is_stopped_and_its_place_is_free
 
 def test_on_the_command_line_waiting_attends_and_leaving_does_not(harness: WorkerHarness) -> None:
     harness.start("-c", "2")
-    words = ("enqueue", "nap", "--owner-timeout", "1s", "--tenant", harness.tenant)
-    done = harness.run(*words, '{"seconds": 2.5}', "--wait")
+    words = ("enqueue", "nap", "--owner-timeout", "4s", "--tenant", harness.tenant)
+    done = harness.run(*words, '{"seconds": 5.5}', "--wait")
     assert done.returncode == 0, done.stderr
     left = harness.run(*words, '{"seconds": 60}')
     assert left.returncode == 0, left.stderr

@@ -270,6 +270,34 @@ async def test_what_cannot_be_a_schedule_is_refused_by_name(engine: Engine) -> N
     assert await engine(Schedules()) == []
 
 
+async def test_a_tick_that_joins_a_unique_job_shows_that_job(engine: Engine, clock: VirtualClock) -> None:
+    unique = NewJob(task="index", unique="pending")
+    there = await enqueue(engine, "index", unique="pending")
+    await put(engine, "joins", job=unique, overlap="replace")
+    await put(engine, "makes")
+    scheduler = Scheduler()
+    for _ in range(2):
+        clock.advance(60)
+        await scheduler(engine)
+    shown = await card(engine, "joins")
+    assert [(run.job, run.joined, run.state) for run in shown.runs] == [(there.id, True, State.QUEUED)] * 2
+    assert "joined a unique job" in shown.runs[0].note
+    assert shown.skipped == 0
+    assert not (await card(engine, "makes")).runs[-1].joined
+    by_hand = await engine(RunSchedule(name="joins"))
+    assert (by_hand.id, by_hand.created) == (there.id, False)
+    assert (await card(engine, "joins")).runs[0].joined
+    await engine(Cancel(ids=[there.id]))
+    clock.advance(60)
+    await scheduler(engine)
+    own = (await card(engine, "joins")).runs[0]
+    assert (own.job != there.id, own.joined, own.state) == (True, False, State.QUEUED)
+    clock.advance(60)
+    await scheduler(engine)
+    newest, before = (await card(engine, "joins")).runs[:2]
+    assert (before.job, before.state, newest.joined) == (own.job, State.CANCELLED, False), "it replaces only its own"
+
+
 async def test_a_schedule_whose_job_is_refused_does_not_hold_up_the_others(engine: Engine, clock: VirtualClock) -> None:
     await put(engine, "bad", job=NewJob(task="work", tier="fast"))
     await put(engine, "good")

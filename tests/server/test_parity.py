@@ -62,6 +62,7 @@ from windlass.model.operations import (
     GetHistory,
     GetLimit,
     GetOutput,
+    GetProgress,
     GetQueue,
     GetQueueEstimate,
     GetQuota,
@@ -111,7 +112,7 @@ from windlass.model.operations import (
     Workers,
 )
 from windlass.model.outcome import Verdict
-from windlass.model.output import MOST_MESSAGE, NewChunk, Progress
+from windlass.model.output import MOST_MESSAGE, NewChunk, Progress, RunUsage
 from windlass.model.queue import QueueChange, Tier
 from windlass.model.quota import Quota
 from windlass.model.retry import RetryPolicy as Policy
@@ -320,6 +321,23 @@ def _report(**more: Any) -> Finished:
     return Finished(id=UNKNOWN_ID, token=NO_TOKEN, outcome=Verdict.OK, **more)
 
 
+@scenario(GetProgress)
+async def the_progress_of_jobs_by_their_ids(script: Script) -> None:
+    worker, claimed = await script.running()
+    waiting = await script.enqueue("later", delay=60.0)
+    ids = [claimed.job.id, waiting.id, UNKNOWN_ID, waiting.id]
+    found = await script.ask(GetProgress(ids=ids))
+    assert (found.total, found.done, found.states) == (4, 1, {State.RUNNING: 1, State.SCHEDULED: 2})
+    await script.finish(worker, claimed)
+    await script.ask(GetProgress(ids=ids, wait=0.01))
+    await script.ask(Cancel(ids=[waiting.id]))
+    assert (await script.ask(GetProgress(ids=ids, wait=60))).done == 4
+    assert (await script.ask(GetProgress(ids=[]))).total == 0
+    assert (await script.ask(GetProgress(tenant="other", ids=ids))).states == {}
+    await script.refused(GetProgress(ids=["nonsense"]), Invalid)
+    await script.refused(GetProgress(ids=[UNKNOWN_ID] * 1001), Invalid)
+
+
 @scenario(List, Count)
 async def jobs_are_listed_and_counted(script: Script) -> None:
     for n in range(5):
@@ -463,6 +481,10 @@ async def jobs_are_held(script: Script) -> None:
     chunk = NewChunk(stream="log", data=b"\xff")
     await script.ask(Renew(worker=worker, jobs=[Alive(**item, progress=progress, output=[chunk])]))
     await script.ask(Renew(worker=worker, jobs=[Alive(id=UNKNOWN_ID, token=NO_TOKEN)], wait=5.0, memory=2**40, cpu=1.5))
+    usage = RunUsage(memory=2**40, cpu=1.5, output=1)
+    await script.ask(Renew(worker=worker, jobs=[Alive(**item, usage=usage)]))
+    assert (await script.ask(Show(id=claimed.job.id))).usage == usage
+    await script.refused(Renew(worker=worker, jobs=[Alive(**item, usage=RunUsage(memory=-1))]), Invalid)
     await script.ask(Workers())
     await script.refused(Renew(worker=worker, memory=-1), Invalid)
     orphan = Orphan(**item, nonce="fedcba9876543210")

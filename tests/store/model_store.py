@@ -169,7 +169,7 @@ class Entry:
         if self.token is not None or self.job.state in FINISHED:
             self.input, self.sent, self.got = [], 0, 0
         self.token = self.lease_until = self.seconds = None
-        self.change(assigned=None)
+        self.change(assigned=None, usage=None)
 
 
 @dataclass
@@ -388,6 +388,8 @@ class ModelJobs:
             entry.change(pid=beat.pid, updated_at=now)
         if beat.progress is not None:
             entry.change(progress=beat.progress, updated_at=now)
+        if beat.usage is not None:
+            entry.change(usage=beat.usage)
         entry.note(beat.ran)
         if beat.files_loaded:
             entry.files = {}
@@ -509,7 +511,7 @@ class ModelJobs:
         if (adopter := move.adopter) is not None:
             entry.token, entry.lease_until = adopter.token, later(now, adopter.lease)
             place = {"worker": adopter.worker, "node": adopter.node or None}
-            entry.change(**place, adopted_by=adopter.worker, adopted_at=adopter.at)
+            entry.change(**place, adopted_by=adopter.worker, adopted_at=adopter.at, usage=None)
 
     def _allows(self, entry: Entry, move: Move, now: datetime) -> bool:
         job = entry.job

@@ -42,7 +42,7 @@ from windlass.system import SystemClock, SystemRandomness
 from windlass.worker.network import Allowed, Network
 from windlass.worker.push import Push
 
-HERE = Network(Allowed(), answer_within=5.0)
+HERE = Network(Allowed(), answer_within=PATIENCE)
 
 Answer = tuple[int, Any]
 """A status and a value for the body; null = none."""
@@ -119,6 +119,14 @@ async def station(store: Store, *, lease: float = 15.0, network: Network = HERE)
 
 @pytest.fixture
 async def hub(real_store: Store) -> AsyncIterator[Station]:
+    """However slow this machine is, no lease runs out."""
+    async with station(real_store, lease=PATIENCE) as found:
+        yield found
+
+
+@pytest.fixture
+async def brief_hub(real_store: Store) -> AsyncIterator[Station]:
+    """One whose leases do run out."""
     async with station(real_store, lease=3.0) as found:
         yield found
 

@@ -86,6 +86,15 @@ def stay(word: str) -> None:
     note("end", word, current.job.attempt)
 
 
+@app.task
+async def co_stay(word: str) -> None:
+    """The same for a coroutine."""
+    note("start", word, os.getpid())
+    while not NOTES.with_name("let go").exists():  # noqa: ASYNC110 - a file says so
+        await asyncio.sleep(0.01)
+    note("end", word, current.job.attempt)
+
+
 @app.task(on_lost="adopt")
 def lasting(word: str = "lasting", megabytes: int = 0) -> int:
     """Says where it is, ten times a second, until the test lets it go; it takes so much memory."""
@@ -358,9 +367,12 @@ def parent(seconds: float = 60) -> None:
 
 @app.task(isolate=True)
 def alone_parent(seconds: float = 60) -> None:
+    """It ends before if the test lets it go."""
     began()
     leave_offspring()
-    time.sleep(seconds)
+    over = time.monotonic() + seconds
+    while time.monotonic() < over and not NOTES.with_name("let go").exists():
+        time.sleep(0.01)
 
 
 # Fatal
@@ -417,6 +429,28 @@ def eat(megabytes: int) -> None:
         eaten.append(bytearray(os.urandom(1 << 20)))
         time.sleep(0.001)
     time.sleep(60)
+
+
+@app.task(isolate=True)
+def burn(megabytes: int, children: int = 0) -> None:
+    """Takes memory and a CPU, also in so many child processes, until the test lets it go. Then it fails."""
+    taken = b"x" * (megabytes << 20)
+    print("burning", flush=True)  # noqa: T201
+    if not all(os.fork() for _ in range(children)):
+        children = -1
+    note("start", "burn", os.getpid())
+    while not NOTES.with_name("let go").exists():
+        sum(range(10_000))
+    if children < 0:
+        os._exit(0)
+    raise ValueError(len(taken))
+
+
+@app.task
+def say_and_stay(word: str) -> None:
+    print(word, flush=True)  # noqa: T201
+    while not NOTES.with_name("let go").exists():
+        time.sleep(0.02)
 
 
 @app.task

@@ -1,11 +1,13 @@
 """Pages of the dashboard follow the event stream, in a real browser over a real server on both stores."""
 
 import base64
+import time
 from collections.abc import Callable
 
 from playwright.sync_api import Page, Request, expect
 
 from tests.support.dashboards import Dashboard, on_one_store
+from tests.support.patience import PATIENCE
 
 DEAF = """
 const later = window.setTimeout;
@@ -39,7 +41,8 @@ class Streams:
 
 
 def until(page: Page, holds: Callable[[], bool]) -> None:
-    for _ in range(600):
+    over = time.monotonic() + PATIENCE
+    while time.monotonic() < over:
         if holds():
             return
         page.wait_for_timeout(50)

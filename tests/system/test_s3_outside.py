@@ -92,17 +92,19 @@ def test_s3_item_34_waiting_types_are_counted_and_none_waits_for_the_end_of_anot
         site.upload("busy", "late", body="import time\ndef run(p):\n    time.sleep(0.01)\n", batch=1)
         for policy in (None, "fair", "priority"):
             site.change_queue(**({"policy": policy} if policy else {}), paused=True)
-            ids = site.feed("busy", 30) + site.feed("late", 6)
-            assert site.counts("queued") == {"busy": 30, "late": 6}
+            ids = site.feed("busy", 60) + site.feed("late", 6)
+            assert site.counts("queued") == {"busy": 60, "late": 6}
             site.change_queue(paused=False)
             order = in_order(site.all_ended(ids))
             until(lambda: site.counts("queued", "running") == {})
-            if policy != "priority":
+            if policy == "priority":
+                assert order == ["busy"] * 60 + ["late"] * 6
+            elif policy == "fair":
                 assert order[:12].count("late") >= 4, order
-                assert order[12:].count("busy") >= 20, order
             else:
-                assert order == ["busy"] * 30 + ["late"] * 6
-        assert site.counts("succeeded") == {"busy": 90, "late": 18}, "starts and stops were all reported"
+                # Each claim of one slot begins with either type, by chance: all six last in one of 4 * 10^12 runs.
+                assert order[-1] == "busy", order
+        assert site.counts("succeeded") == {"busy": 180, "late": 18}, "starts and stops were all reported"
 
 
 def test_s3_item_34_what_runs_is_listed_apart_from_what_waits(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Batches of calls under real workers: how they are gathered, and that each call stays a job of its own."""
 
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from windlass.job_handle import Job
 from windlass.model.job import Reason, State
 
 SOURCE = Path(__file__).parents[1] / "support" / "batches_app.py"
-SHORT_LEASE = "1s"
+SHORT_LEASE = "2s"
 
 each_way = pytest.mark.parametrize("name", ["held", "co_held"])
 
@@ -138,7 +139,7 @@ def test_a_batch_that_takes_too_long_is_a_timeout_of_each_of_its_items(shop: Wor
     shop.start()
     jobs = shop.tasks.slow.map([1])
     until(lambda: states(jobs) == [State.RUNNING])
-    never(lambda: batches(shop), during=1.0)
+    time.sleep(1.0)  # if it has begun meanwhile, on a machine that is slow, those are a batch of their own
     jobs += shop.tasks.slow.map([2, 3])
     for job in jobs:
         record = shop.ended(job)
@@ -162,7 +163,7 @@ def test_the_items_of_a_killed_worker_run_again(shop: WorkerHarness, name: str) 
     worker.send(signal.SIGKILL)
     worker.ended()
     (shop.folder / "go").touch()
-    shop.start(lease=SHORT_LEASE)
+    shop.start()
     assert [job.result(timeout=PATIENCE) for job in jobs] == [1, 2, 3]
     assert [job.refresh().losses for job in jobs] == [1, 1, 1]
 
@@ -173,10 +174,10 @@ def test_leases_are_kept_while_a_batch_is_gathered_and_while_it_runs(shop: Worke
     shop.start("-q", "elsewhere", lease=SHORT_LEASE)
     jobs = shop.tasks.held.map([1, 2])
     until(lambda: states(jobs) == [State.RUNNING] * 2)
-    never(lambda: any(job.refresh().losses for job in jobs), during=2.5)
+    never(lambda: any(job.refresh().losses for job in jobs), during=4.0)
     jobs += shop.tasks.held.map([3])
     assert shop.noted("batch") == ["1 2 3"]
-    never(lambda: any(job.refresh().losses for job in jobs), during=2.5)
+    never(lambda: any(job.refresh().losses for job in jobs), during=4.0)
     (shop.folder / "go").touch()
     assert [job.result(timeout=PATIENCE) for job in jobs] == [1, 2, 3]
 

@@ -97,11 +97,12 @@ def test_nothing_survives_a_killed_supervisor_whatever_is_stuck(harness: WorkerH
 def test_a_worker_recovers_when_its_guardian_is_killed(harness: WorkerHarness) -> None:
     tasks = harness.tasks
     worker = harness.start("-c", "8", "--contexts", "1")
-    alone = tasks.alone_parent.enqueue(1.0)
+    alone = tasks.alone_parent.enqueue()
     (offspring,) = harness.noted("offspring")
     guardian_of(worker).kill()
     assert [tasks.add.enqueue(number, 1).result(30) for number in range(5)] == [1, 2, 3, 4, 5]
     until(lambda: not Path(f"/proc/{offspring}").exists())
+    (harness.folder / "let go").touch()
     assert harness.ended(alone).crashes == 1
     assert worker.stop() == 0
 

@@ -9,8 +9,11 @@ from contextlib import suppress
 
 import pytest
 
-from tests.support.engines import packed
-from tests.support.worker_harness import ON_A_FILE, WorkerHarness, until
+from tests.support.engines import enqueue, packed, register, take
+from tests.support.stores import VirtualClock
+from tests.support.worker_harness import ON_A_FILE, STORES, MakeHarness, StoreKind, WorkerHarness, until
+from windlass.engine import Engine
+from windlass.engine.upkeep import reclaim
 from windlass.model.job import Job as Record
 from windlass.model.job import Reason, State
 from windlass.model.new_job import NewJob
@@ -80,12 +83,13 @@ def test_a_job_whose_worker_stops_is_not_started_again(harness: WorkerHarness, t
 
 def test_the_queue_says_so_for_jobs_that_do_not(harness: WorkerHarness) -> None:
     harness.app.ask(ChangeQueue(queue="default", change=QueueChange(on_lost="fail")))
-    job = harness.tasks.alone_nap.enqueue(LONG, "the queue's")
-    other = harness.tasks.alone_nap.using(on_lost="retry").enqueue(0.5, "its own")
+    stay = harness.tasks.stay.using(isolate=True)
+    job, other = stay.enqueue("the queue's"), stay.using(on_lost="retry").enqueue("its own")
     worker = harness.start("--grace", "0s")
     harness.noted("start", 2)
     assert worker.stop() == 0
     assert (job.refresh().state, other.refresh().state) == (State.FAILED, State.QUEUED)
+    (harness.folder / "let go").touch()
     harness.burst()
     assert sorted(line.rsplit(" ", 1)[0] for line in harness.notes("start")) == ["its own", "its own", "the queue's"]
 
@@ -100,7 +104,7 @@ def test_by_default_such_a_job_runs_again_and_its_record_tells(harness: WorkerHa
     until(lambda: job.refresh().pid == pids[1])
     worker.send(signal.SIGKILL)
     worker.ended()
-    harness.start(lease=SHORT_LEASE)
+    harness.start()
     pids = [int(line.split()[-1]) for line in harness.noted("start", 3)]
     os.kill(pids[2], signal.SIGKILL)
     pids = [int(line.split()[-1]) for line in harness.noted("start", 4)]
@@ -153,6 +157,79 @@ def test_no_such_job_is_started_again_however_its_run_ended(harness: WorkerHarne
     failed_once(harness, record)
 
 
+SNOOZING = """
+import os
+from pathlib import Path
+from windlass import Snooze, Windlass, current, step
+
+app = Windlass(tenant=os.environ["HARNESS_TENANT"])
+
+HERE = Path(__file__).parent
+
+def note(line: str) -> None:
+    with (HERE / "notes").open("a") as notes:
+        notes.write(line + "\\n")
+
+def charge() -> int:
+    note("charged")
+    return 7
+
+@app.task(on_lost="fail", isolate=True)
+def pay(again: str) -> None:
+    paid = step.sync("charge", charge)
+    note(f"start {paid} {sorted(current.files)} {os.getpid()}")
+    if not (HERE / "snoozed").exists():
+        (HERE / "snoozed").write_text("first")
+        current.attach(HERE / "snoozed", "left")
+        if again == "sleeps":
+            step.sync.sleep("1s")
+        raise Snooze("1s")
+    while again == "hangs":
+        pass
+"""
+
+
+@pytest.mark.parametrize("again", ["ends", "sleeps", "hangs"])
+@pytest.mark.parametrize("kind", STORES)
+def test_a_job_that_asked_for_another_run_keeps_its_steps_and_what_it_left(
+    make_harness: MakeHarness, request: pytest.FixtureRequest, kind: StoreKind, again: str
+) -> None:
+    """Not the files that came with it, which were dropped when its code first began. If the second run is lost there is
+    no third.
+    """
+    harness = make_harness(SNOOZING, store="" if kind == "file" else request.getfixturevalue("redis_server").url)
+    job = harness.tasks.pay.using(files={"sent": b"1"}).enqueue(again)
+    worker = harness.start(lease=SHORT_LEASE)
+    harness.noted("start", 2)
+    if again == "hangs":
+        worker.send(signal.SIGKILL)
+        worker.ended()
+        harness.start(lease=SHORT_LEASE)
+    record = harness.ended(job)
+    lost = again == "hangs"
+    assert (record.state, record.reason) == ((State.FAILED, Reason.LOST) if lost else (State.SUCCEEDED, record.reason))
+    assert [line.rsplit(" ", 1)[0] for line in harness.notes("start")] == ["7 ['sent']", "7 []"]
+    assert len(harness.notes("charged")) == 1
+    assert "charge" in [one.name for one in job.steps()]
+    assert job.files() == {"left": b"first"}
+
+
+async def test_a_run_that_did_not_begin_is_handed_out_again_also_after_one_that_did(
+    engine: Engine, clock: VirtualClock
+) -> None:
+    job = await enqueue(engine, on_lost="fail")
+    worker = await register(engine)
+    first = await take(engine, worker)
+    await engine(Begin(worker=worker, jobs=[Began(id=job.id, token=first.token, pid=7)]))
+    await engine(Release(worker=worker, jobs=[Released(id=job.id, token=first.token)]))
+    second = await take(engine, worker)
+    clock.advance(engine.context.settings.lease + 1)
+    await reclaim(engine)
+    third = await take(engine, await register(engine))
+    assert (third.job.id, second.token != third.token) == (job.id, True)
+    assert third.job.on_lost == "fail"
+
+
 def claimed_by_hand(harness: WorkerHarness) -> tuple[str, Claimed]:
     app, tenant = harness.app, harness.tenant
     about = NewWorker(name="by hand", queues=["default"], slots=1, lease=1.0)
@@ -193,10 +270,11 @@ def test_from_its_begin_on_a_job_counts_as_begun(harness: WorkerHarness) -> None
 
 @ON_A_FILE
 def test_a_caller_may_run_it_again(harness: WorkerHarness) -> None:
-    job = harness.tasks.alone_nap.using(on_lost="fail").enqueue(1.0)
+    job = harness.tasks.stay.using(isolate=True, on_lost="fail").enqueue("twice")
     worker = harness.start("--grace", "0s")
     harness.noted("start")
     assert worker.stop() == 0
+    (harness.folder / "let go").touch()
     assert harness.run("jobs", "retry", job.id, "--tenant", harness.tenant).returncode == 0
     harness.burst()
     record = job.refresh()

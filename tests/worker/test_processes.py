@@ -24,6 +24,10 @@ def zygote_of(worker: Worker) -> psutil.Process:
     return zygote
 
 
+def let_go(harness: WorkerHarness) -> None:
+    (harness.folder / "let go").touch()
+
+
 def zombies(worker: Worker) -> list[psutil.Process]:
     family = psutil.Process(worker.pid).children(recursive=True)
     return [one for one in family if one.status() == psutil.STATUS_ZOMBIE]
@@ -129,7 +133,7 @@ def test_a_worker_recovers_when_the_process_that_forks_is_killed(harness: Worker
     """S4 29."""
     tasks = harness.tasks
     worker = harness.start("-c", "8", "--contexts", "1")
-    alone, shared = tasks.alone_parent.enqueue(1.0), tasks.nap.enqueue(1.0)
+    alone, shared = tasks.alone_parent.enqueue(), tasks.stay.enqueue("shared")
     (offspring,) = harness.noted("offspring")
     harness.noted("start")
     zygote_of(worker).kill()
@@ -137,6 +141,7 @@ def test_a_worker_recovers_when_the_process_that_forks_is_killed(harness: Worker
     meanwhile += [tasks.alone_add.enqueue(number, 1) for number in range(20, 24)]
     assert [job.result(PATIENCE) for job in meanwhile] == list(range(1, 25))
     until(lambda: not Path(f"/proc/{offspring}").exists())
+    let_go(harness)
     for job in (alone, shared):
         record = harness.ended(job)
         assert (record.state, record.crashes) == (State.SUCCEEDED, 1)

@@ -61,7 +61,7 @@ def test_each_process_is_a_worker_of_its_own_and_a_dead_one_comes_back(harness: 
     def listed() -> set[int]:
         return {one.pid for one in harness.app.ask(Workers()) if one.id not in others}
 
-    parent = harness.start("--processes", "2", "-c", "1", lease="1s")
+    parent = harness.start("--processes", "2", "-c", "1", lease="3s")
     until(lambda: len(listed()) == 2)
     killed, kept = sorted(listed())
     os.kill(killed, signal.SIGKILL)

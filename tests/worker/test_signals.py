@@ -3,6 +3,7 @@
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,7 +11,20 @@ from tests.support.freezing import freeze
 from tests.support.patience import PATIENCE
 from tests.support.servers import StartServer
 from tests.support.worker_harness import ON_A_FILE, MakeHarness, WorkerHarness, tell, until
+from windlass.job_handle import Job
 from windlass.model.job import State
+
+
+def three_that_stay(harness: WorkerHarness) -> list[Job[Any]]:
+    """Jobs of three kinds that run until the test lets them go."""
+    tasks = harness.tasks
+    jobs = [tasks.stay.enqueue("a"), tasks.co_stay.enqueue("b"), tasks.stay.using(isolate=True).enqueue("c")]
+    harness.noted("start", 3)
+    return jobs
+
+
+def let_go(harness: WorkerHarness) -> None:
+    (harness.folder / "let go").touch()
 
 
 def test_an_idle_worker_ends_promptly(harness: WorkerHarness) -> None:
@@ -28,16 +42,15 @@ def test_an_idle_worker_ends_promptly(harness: WorkerHarness) -> None:
 )
 def test_a_first_signal_lets_running_jobs_finish(harness: WorkerHarness, number: signal.Signals) -> None:
     """S4 28: TERM."""
-    tasks = harness.tasks
     worker = harness.start("-c", "4")
-    running = [tasks.nap.enqueue(0.7), tasks.co_nap.enqueue(0.7), tasks.alone_nap.enqueue(0.7)]
-    harness.noted("start", 3)
+    running = three_that_stay(harness)
     if number is signal.SIGINT:
         worker.type_ctrl_c()
     else:
         worker.send(number)
     worker.hear("stopping; 3 jobs")
-    late = tasks.nap.enqueue(0.0)
+    late = harness.tasks.nap.enqueue(0.0)
+    let_go(harness)
     assert worker.ended() == 0
     for job in running:
         record = harness.ended(job)
@@ -52,10 +65,8 @@ def test_a_first_signal_lets_running_jobs_finish(harness: WorkerHarness, number:
 )
 def test_jobs_that_do_not_finish_in_time_are_given_back(harness: WorkerHarness, way: str) -> None:
     """S4 28: a second signal."""
-    tasks = harness.tasks
-    worker = harness.start("--grace", "0.5s" if way == "past the grace" else "30s")
-    jobs = [tasks.nap.enqueue(4, "a"), tasks.co_nap.enqueue(4, "b"), tasks.alone_nap.enqueue(4, "c")]
-    harness.noted("start", 3)
+    worker = harness.start("--grace", "0.5s" if way == "past the grace" else "600s")
+    jobs = three_that_stay(harness)
     worker.send(signal.SIGTERM)
     if way == "a second signal":
         worker.hear("stopping; 3 jobs")
@@ -64,6 +75,7 @@ def test_jobs_that_do_not_finish_in_time_are_given_back(harness: WorkerHarness, 
     assert [(record.state, record.attempt) for record in (job.refresh() for job in jobs)] == [(State.QUEUED, 0)] * 3
     assert not harness.processes()
     assert not harness.notes("end")
+    let_go(harness)
     harness.start("--contexts", "1")
     for job in jobs:
         record = harness.ended(job)
@@ -72,12 +84,13 @@ def test_jobs_that_do_not_finish_in_time_are_given_back(harness: WorkerHarness, 
 
 def test_quit_stops_at_once_and_the_lease_brings_the_job_back(harness: WorkerHarness) -> None:
     worker = harness.start(lease="1s")
-    job = harness.tasks.nap.enqueue(1.0)
+    job = harness.tasks.stay.enqueue("twice")
     harness.noted("start")
     worker.send(signal.SIGQUIT)
     assert worker.ended() == 75
     until(lambda: not harness.processes())
-    harness.start(lease="1s")
+    let_go(harness)
+    harness.start()
     record = harness.ended(job)
     assert (record.state, record.attempt, record.losses) == (State.SUCCEEDED, 2, 1)
 
@@ -111,7 +124,7 @@ def test_a_worker_that_was_frozen_past_its_lease_stops_what_it_has_lost(harness:
     (first,) = harness.noted("start")
     harness.noted("began")
     freeze(frozen.pid, harness.store)
-    harness.start("--contexts", "1", lease="1s")
+    harness.start("--contexts", "1")
     harness.noted("start", 2)
     harness.noted("began", 2)
     frozen.send(signal.SIGCONT)
@@ -175,10 +188,11 @@ def test_a_worker_can_be_stopped_while_its_store_is_away(start_server: StartServ
     server = start_server("redis", fsync="always")
     harness = make_harness(store=server.url)
     worker = harness.start("-c", "8", lease="2s")
-    job = harness.tasks.nap.enqueue(0.5)
+    job = harness.tasks.stay.enqueue("over")
     harness.noted("start")
     server.stop()
     worker.hear("cannot")
+    let_go(harness)
     harness.noted("end")
     assert worker.stop() == 0
     assert "leases will run out" in worker.said
@@ -194,10 +208,11 @@ def test_a_worker_that_the_queue_has_forgotten_introduces_itself_again(
     server = start_server("redis")
     harness = make_harness(store=server.url)
     worker = harness.start("-c", "8", lease="1s")
-    job = harness.tasks.nap.enqueue(1.5)
+    job = harness.tasks.stay.enqueue("forgotten")
     harness.noted("start")
     server.ask("FLUSHALL")
     worker.hear("registered again")
+    let_go(harness)
     assert harness.tasks.add.enqueue(1, 1).result(PATIENCE) == 2
     worker.hear("reports refused|lost job " + job.id)
     assert worker.stop() == 0

@@ -29,7 +29,7 @@ def stay(word):
 
 def nap(word):
     note("start", word)
-    time.sleep(0.01)
+    time.sleep(0.05)
     note("end", word)
 
 

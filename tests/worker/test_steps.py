@@ -19,7 +19,7 @@ from windlass.job_handle import Job
 from windlass.model.job import State
 
 SOURCE = Path(__file__).parents[1] / "support" / "steps_app.py"
-SHORT_LEASE = "1s"
+SHORT_LEASE = "2s"
 PLACES = [f"{where} {name}" for name in "abc" for where in ("before", "in", "after")]
 DONE = dict.fromkeys("abc", 1)
 
@@ -79,7 +79,7 @@ def test_each_finished_step_ran_once_wherever_the_worker_was_killed(
         until(lambda: not shop.processes())
         for job in jobs:
             (shop.folder / f"{job.id}.waits").unlink(missing_ok=True)
-        shop.start(*flags, lease=SHORT_LEASE, **more)
+        shop.start(*flags, **more)
         for job in jobs:
             succeeded(shop, job)
             assert job.refresh().losses >= 1
@@ -89,7 +89,7 @@ def test_each_finished_step_ran_once_wherever_the_worker_was_killed(
 
 
 def test_a_sleep_frees_the_slot_and_uses_no_attempt(shop: WorkerHarness) -> None:
-    job, other = shop.tasks.sleeps.enqueue("o1", 1.5), shop.tasks.plain.enqueue()
+    job, other = shop.tasks.sleeps.enqueue("o1", 4.0), shop.tasks.plain.enqueue()
     shop.start("-c", "1")
     shop.noted("reserved")
     until(lambda: job.state is State.SCHEDULED)
@@ -170,7 +170,7 @@ def test_a_run_that_outlives_its_worker_goes_on_with_its_steps(shop: WorkerHarne
     worker.ended()
     (shop.folder / "gate b").touch()
     shop.noted("done", 2)  # its result waits for a worker
-    shop.start(lease=SHORT_LEASE)
+    shop.start()
     (shop.folder / "gate c").touch()
     succeeded(shop, job)
     assert (job.refresh().attempt, len(shop.notes("start"))) == (1, 1)

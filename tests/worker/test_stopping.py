@@ -42,15 +42,20 @@ def test_a_job_that_runs_too_long_is_stopped_whatever_it_does(harness: WorkerHar
 def test_neighbours_of_a_job_that_cannot_be_stopped_are_given_back_and_complete(harness: WorkerHarness) -> None:
     tasks = harness.tasks
     harness.start("-c", "8", "--contexts", "1")
-    stuck = tasks.asleep.using(timeout=0.5).enqueue()
-    beside = [task.enqueue(1.2, f"beside{number}") for number, task in enumerate([tasks.nap, tasks.co_nap])]
-    harness.noted("began")
+    beside = [tasks.stay.enqueue("beside"), tasks.co_stay.enqueue("beside too")]
     harness.noted("start", 2)
+    stuck = tasks.asleep.using(timeout=0.5).enqueue()
     assert harness.ended(stuck).reason is Reason.TIMEOUT
+    harness.noted("start", 4)
+    let_go(harness)
     for job in beside:
         record = harness.ended(job)
         assert (record.state, record.attempt, record.crashes) == (State.SUCCEEDED, 1, 0)
     assert len(harness.notes("start")) == 4
+
+
+def let_go(harness: WorkerHarness) -> None:
+    (harness.folder / "let go").touch()
 
 
 def test_a_running_job_of_every_kind_is_cancelled(harness: WorkerHarness) -> None:
@@ -96,12 +101,13 @@ def test_jobs_cancelled_around_their_start_are_cancelled_and_cost_no_other_job_a
 def test_a_job_cancelled_before_its_context_has_come_to_it_never_begins(harness: WorkerHarness) -> None:
     tasks = harness.tasks
     harness.start("-c", "8", "--contexts", "1")
-    blocking = tasks.block.enqueue(0.4)
+    blocking = tasks.hold_loop.enqueue()
     harness.noted("start")
     waiting = tasks.co_asleep.enqueue()
     until(lambda: waiting.state is State.RUNNING)
     waiting.cancel()
     assert harness.ended(waiting).state is State.CANCELLED
+    let_go(harness)
     assert harness.ended(blocking).state is State.SUCCEEDED
     assert not harness.notes("began")
 
@@ -143,8 +149,9 @@ def test_a_job_that_kills_its_process_fails_after_three_runs(harness: WorkerHarn
 def test_a_killed_context_is_a_crash_of_what_ran_in_it(harness: WorkerHarness) -> None:
     """S4 29: what ran in it is not lost."""
     harness.start("-c", "4", "--contexts", "1")
-    job = harness.tasks.nap.enqueue(1.0, "victim")
+    job = harness.tasks.stay.enqueue("victim")
     os.kill(int(harness.noted("start")[0].split()[1]), signal.SIGKILL)
+    let_go(harness)
     record = harness.ended(job)
     assert (record.state, record.attempt, record.crashes) == (State.SUCCEEDED, 2, 1)
 

@@ -46,7 +46,7 @@ class Room:
         assignment = Assignment(
             self._number, "chore", NOTHING, "application/vnd.msgpack", "id", "default", "default", 1, 0, 0.0
         )
-        run = Execution(assignment, self._outbox.add_update)
+        run = Execution([assignment], self._outbox.add_update)
         if cancelled:
             run.cancel()
         self.threads.put((Chore(function), assignment, run))

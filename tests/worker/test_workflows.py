@@ -1,6 +1,7 @@
 """Workflows with real workers: across queues, on each store, and while workers are killed."""
 
 import signal
+from typing import Any
 
 import pytest
 
@@ -30,8 +31,11 @@ def show(values: list, word: str) -> str:
 
 @app.task(queue="first")
 def slow(value: int) -> int:
+    # The last ones wait until the test lets them go.
     note(f"slow {value}")
     time.sleep(0.2)
+    while value > 12 and not Path(os.environ["WORKSHOP"], "let go").exists():
+        time.sleep(0.01)
     return value
 
 @app.task(queue="second")
@@ -66,6 +70,33 @@ def test_a_workflow_runs_across_queues(shop: WorkerHarness) -> None:
     assert shop.noted("show", 2)[1] == f"end {lists} {lists}"
 
 
+def test_progress_and_the_end_of_many_jobs_are_asked_for_together(
+    shop: WorkerHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app, ask = shop.app, shop.app.link.ask
+    asked: list[str] = []
+
+    def noted(operation: Any) -> Any:
+        asked.append(type(operation).__name__)
+        return ask(operation)
+
+    batch = app.batch([job.id for job in shop.tasks.double.map(range(1500))])
+    later = shop.tasks.double.using(delay="2s").map(range(2))
+    monkeypatch.setattr(app.link, "ask", noted)
+    assert batch.progress().states == {"queued": 1500}
+    assert asked == ["GetProgress"] * 2
+    with pytest.raises(TimeoutError, match="2 jobs of the batch"):
+        app.batch([job.id for job in later]).wait(0.05)
+    shop.start(*QUEUES)
+    asked.clear()
+    assert batch.wait(60).states == {"succeeded": 1500}
+    assert app.batch([job.id for job in later]).wait(60).done == 2
+    assert len(asked) < 10
+    later[0].delete()
+    found = app.batch([job.id for job in later]).progress()
+    assert (found.total, found.done, found.states) == (2, 2, {"succeeded": 1}), "one whose record is gone has ended"
+
+
 def test_what_follows_runs_once_however_often_workers_are_killed(shop: WorkerHarness) -> None:
     tasks, values = shop.tasks, list(range(16))
     batch = group(tasks.slow.s(value) for value in values).then(tasks.merge).enqueue()
@@ -74,8 +105,9 @@ def test_what_follows_runs_once_however_often_workers_are_killed(shop: WorkerHar
         until(lambda: len(shop.notes("slow")) > 4 * (kills + 1))  # noqa: B023 - asked at once
         worker.send(signal.SIGKILL)
         worker.ended()
-    assert batch.progress().done < len(batch)
-    shop.start(*QUEUES, lease="2s")
+    assert batch.progress().done < len(values)
+    (shop.folder / "let go").touch()
+    shop.start(*QUEUES)
     assert batch.result(60) == values
     assert shop.notes("merge") == [str(values)]
     assert batch.wait(60).states == {"succeeded": len(values) + 1}

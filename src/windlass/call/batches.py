@@ -10,12 +10,11 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any, get_args, get_origin
 
-from msgspec import Struct
-
 from windlass.call.arguments import CallSignature
 from windlass.call.dependencies import NAMED, providers_of
 from windlass.model.duration import seconds
 from windlass.model.errors import Invalid
+from windlass.model.worker import BatchOptions
 
 MOST_CALLS = 1000
 """Of a batch."""
@@ -28,15 +27,6 @@ LONGEST_WITHIN = 60.0
 
 LISTS = (list, collections.abc.Sequence, collections.abc.Collection, collections.abc.Iterable)
 """What a list of calls may be annotated with."""
-
-
-class BatchOptions(Struct, frozen=True):
-    """Which calls of a task make a batch."""
-
-    size: int
-    """Calls, at most."""
-    within: float
-    """Seconds after the first, in which others may come."""
 
 
 def batch_options(batch: Any, within: Any, options: Mapping[str, Any]) -> BatchOptions:

@@ -25,7 +25,7 @@ from windlass.model.job import FINISHED, PENDING, Error, Job, State
 from windlass.model.lifecycle import STOP_ORDERS
 from windlass.model.new_job import JobOptions
 from windlass.model.operations import GetOutput, GetResult, Result, Show
-from windlass.model.output import Chunk, Progress
+from windlass.model.output import Chunk, Progress, RunUsage
 from windlass.model.steps import StepEntry
 from windlass.system import SystemClock
 
@@ -103,10 +103,19 @@ def _rows(job: Job, estimate: Estimate, now: datetime) -> Iterator[tuple[str, Te
         where += f", version {job.handler_version} of its handler" if job.handler_version else ""
         where += f", sandbox {job.sandbox}" if job.sandbox else ""
         yield "worker", Text(job.worker + where + (f", process {job.pid}" if job.pid else ""))
+    if job.usage is not None:
+        yield "uses", Text(usage_text(job.usage))
     for name, text in _changed_options(job):
         yield name, Text(text)
     for name, value in job.annotations.items():
         yield name, Text(f"{value}  (annotation)")
+
+
+def usage_text(usage: RunUsage) -> str:
+    parts = [f"{console.size(usage.memory)} of memory"] if usage.memory is not None else []
+    parts += [f"{usage.cpu:.1f} CPUs"] if usage.cpu is not None else []
+    parts += [f"{console.size(usage.output)} of output so far"] if usage.output else []
+    return ", ".join(parts)
 
 
 def _steps(steps: Sequence[StepEntry], now: datetime) -> Iterator[tuple[str, Text]]:
@@ -192,11 +201,14 @@ def _errors(job: Job, now: datetime) -> Iterator[tuple[str, Text]]:
 
 
 def _where(run: Job | Error) -> str:
-    """The worker, node and process of a run."""
+    """The worker, node and process of a run, and what a failed one has used."""
     if run.worker is None:
         return ""
     node, process = f" on {run.node}" if run.node else "", f", process {run.pid}" if run.pid else ""
-    return f"  worker {run.worker}{node}{process}"
+    used = ""
+    if isinstance(run, Error) and run.peak_memory is not None:
+        used = f", at most {console.size(run.peak_memory)} of memory, {console.span(run.cpu_time or 0.0)} of CPU time"
+    return f"  worker {run.worker}{node}{process}{used}"
 
 
 # In one line

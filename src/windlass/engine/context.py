@@ -271,11 +271,22 @@ class EngineContext:
     async def find_for_owner(self, id: str, tenant: str, *, payload: bool = False) -> Record:
         """The record of a job for a caller who waits for it: also resets the job's owner timeout."""
         record, now = await self.find_now(id, tenant, payload=payload)
-        if record.job.owner_timeout is not None and self._owner_touches.is_due(record.job, now):
-            if not await self.move_records([record], now, touch_owner):
-                await self.move_jobs([key_of(record.job)], touch_owner)  # it has changed meanwhile
-            self._owner_touches.note(key_of(record.job), now)
+        await self._touch_owners([record], now)
         return record
+
+    async def read_for_owner(self, keys: Sequence[JobKey]) -> list[Record | None]:
+        """The same for many jobs; null where there is no such job."""
+        reading = await self.store.jobs.read(keys)
+        await self._touch_owners([record for record in reading.records if record is not None], reading.now)
+        return reading.records
+
+    async def _touch_owners(self, records: Sequence[Record], now: datetime) -> None:
+        touches = self._owner_touches
+        due = [one for one in records if one.job.owner_timeout is not None and touches.is_due(one.job, now)]
+        if due and await self.move_records(due, now, touch_owner) < len(due):
+            await self.move_jobs([key_of(one.job) for one in due], touch_owner)  # some have changed meanwhile
+        for one in due:
+            touches.note(key_of(one.job), now)
 
     async def move_jobs(self, keys: Sequence[JobKey], decide: Decide) -> set[JobKey]:
         """Read these jobs, decide and write their moves; the jobs that changed.

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from itertools import islice
-from typing import Any, NamedTuple
 
 from msgspec import Raw
 from msgspec.structs import replace
@@ -16,7 +15,7 @@ from msgspec.structs import replace
 from windlass.engine.context import MOST_ROUNDS, EngineContext
 from windlass.engine.records import OptionsByTask, job_with_options, read_task_options
 from windlass.model import dependency, lifecycle, wire
-from windlass.model.errors import Missing, TooLarge
+from windlass.model.errors import TooLarge
 from windlass.model.job import FINISHED, MSGPACK, Error, Job, Reason, State
 from windlass.model.lifecycle import Move
 from windlass.model.names import JobKey, child_id, key_of, keyed_id
@@ -44,10 +43,11 @@ async def unblock(
             break
         reading = await context.store.jobs.read(rest)
         blocked = [record.job for record in reading.records if record and record.job.state is State.BLOCKED]
-        known = [_successes(ended[key_of(job)]) if ended is not None else {} for job in blocked]
+        reported = [None if ended is None else ended[key_of(job)] for job in blocked]
+        known = [_successes(parents or {}) for parents in reported]
         asked = [
-            [id for id in job.waits_for if id not in found and (ended is None or id in ended[key_of(job)])]
-            for job, found in zip(blocked, known, strict=True)
+            [id for id in job.waits_for if id not in found and (parents is None or id in parents)]
+            for job, parents, found in zip(blocked, reported, known, strict=True)
         ]
         pairs = list(zip(blocked, asked, strict=True))
         edges = [Dependency(parent, job.tenant, job.id) for job, parents in pairs for parent in parents]
@@ -77,54 +77,70 @@ async def add_parents(context: EngineContext, drafts: Sequence[Draft]) -> None:
 # Results for jobs that asked for them
 
 
+ParentResults = Mapping[JobKey, StoredResult | None]
+"""What the jobs that one waited for have returned; null = it returned none, or that is no longer kept."""
+
+
 async def give_results(context: EngineContext, claims: Sequence[Claimed]) -> list[Claimed]:
     """Claimed jobs, with the results that they asked for. One whose results are no longer kept fails."""
-    asking = [one.job for one in claims if one.job.with_results is not None]
-    keys = [JobKey(id, job.tenant) for job in asking for id in job.after]
-    reading = await context.store.jobs.read(keys)
-    parents = Parents(reading.now, dict(zip(keys, reading.records, strict=True)))
-    first = list(dict.fromkeys(JobKey(job.after[0], job.tenant) for job in asking if len(job.after) == 1))
+    asking = [one for one in claims if one.job.with_results is not None]
+    first = list(dict.fromkeys(_parents(one.job)[0] for one in asking if len(one.job.after) == 1))
     kept = dict(zip(first, await context.store.jobs.results(first, spend=False), strict=True)) if first else {}
-    found: list[Claimed] = []
-    for claimed in claims:
-        if claimed.job.with_results is None:
-            found.append(claimed)
-            continue
+    given: dict[JobKey, ParentResults] = {}
+    faults: dict[JobKey, str] = {}
+    for one in asking:
         try:
-            found.append(replace(claimed, results=await _results_for(context, claimed.job, parents, kept)))
-        except (Missing, TooLarge) as fault:
-            await context.move_jobs([key_of(claimed.job)], partial(_fail, claimed, fault.detail))
+            given[key_of(one.job)] = await _read_results(context, one.job, kept)
+        except TooLarge as fault:
+            faults[key_of(one.job)] = fault.detail
+    faults |= await _missing_results(context, [one.job for one in asking if one.job.after_failure != "run"], given)
+    for one in asking:
+        if (why := faults.get(key_of(one.job))) is not None:
+            await context.move_jobs([key_of(one.job)], partial(_fail, one, why))
+    return [_with_results(one, given) for one in claims if key_of(one.job) not in faults]
+
+
+def _parents(job: Job) -> list[JobKey]:
+    return [JobKey(id, job.tenant) for id in job.after]
+
+
+def _with_results(claimed: Claimed, given: Mapping[JobKey, ParentResults]) -> Claimed:
+    if claimed.job.with_results is None:
+        return claimed
+    found = given[key_of(claimed.job)].values()
+    return replace(claimed, results=[None if one is None else wire.value(one.data, one.content_type) for one in found])
+
+
+async def _read_results(context: EngineContext, job: Job, kept: ParentResults) -> ParentResults:
+    """`kept`: results that have been read already."""
+    keys, most = _parents(job), context.settings.most_result
+    found: dict[JobKey, StoredResult | None] = {}
+    size = 0
+    for start in range(0, len(keys), RESULTS_AT_ONCE):
+        some = keys[start : start + RESULTS_AT_ONCE]
+        known = [kept[key] for key in some] if set(some) <= kept.keys() else None
+        results = known or await context.store.jobs.results(some, spend=False)
+        found |= zip(some, results, strict=True)
+        size += sum(len(one.data) for one in results if one is not None)
+        if size > most:
+            raise TooLarge(f"the jobs that it waited for have more than {most} bytes of results together")
     return found
 
 
-class Parents(NamedTuple):
-    """Jobs as they were at a time; null = there was no such job."""
-
-    now: datetime
-    records: Mapping[JobKey, Record | None]
-
-
-async def _results_for(
-    context: EngineContext, job: Job, parents: Parents, kept: Mapping[JobKey, StoredResult | None]
-) -> list[Any]:
-    """`kept`: results that have been read already."""
-    keys = [JobKey(id, job.tenant) for id in job.after]
-    for key in keys if job.after_failure != "run" else ():
-        record = parents.records[key]
-        if record is None or _is_dropped(record.job, parents.now):
-            raise Missing(f"the result of job {key.id}, which it waited for, is no longer kept")
-    found: list[StoredResult | None] = []
-    for start in range(0, len(keys), RESULTS_AT_ONCE):
-        some = keys[start : start + RESULTS_AT_ONCE]
-        found += (
-            [kept[key] for key in some]
-            if set(some) <= kept.keys()
-            else await context.store.jobs.results(some, spend=False)
-        )
-        size, most = sum(len(one.data) for one in found if one is not None), context.settings.most_result
-        if size > most:
-            raise TooLarge(f"the jobs that it waited for have more than {most} bytes of results together")
-    return [None if one is None else wire.value(one.data, one.content_type) for one in found]
+async def _missing_results(
+    context: EngineContext, jobs: Sequence[Job], given: Mapping[JobKey, ParentResults]
+) -> dict[JobKey, str]:
+    """The jobs for which a result is no longer kept, and why each of them fails. Most results are there."""
+    without = {key_of(job): [key for key, one in given.get(key_of(job), {}).items() if one is None] for job in jobs}
+    keys = list(dict.fromkeys(key for some in without.values() for key in some))
+    if not keys:
+        return {}
+    reading = await context.store.jobs.read(keys)
+    there = {key_of(one.job) for one in reading.records if one is not None and not _is_dropped(one.job, reading.now)}
+    gone = {job: [key.id for key in some if key not in there] for job, some in without.items()}
+    return {
+        job: f"the result of job {ids[0]}, which it waited for, is no longer kept" for job, ids in gone.items() if ids
+    }
 
 
 def _is_dropped(job: Job, now: datetime) -> bool:
@@ -145,7 +161,8 @@ async def follow_ups(context: EngineContext, parents: Sequence[CompletedParent])
     """The jobs that follow these completed parents: those of `then`, which were checked when the parents were enqueued,
     and those of `on_failure`.
     """
-    ordered = sorted(parents, key=lambda one: (one.id, one.tenant))
+    followed = [one for one in parents if one.then is not None or one.state is State.FAILED]
+    ordered = sorted(followed, key=lambda one: (one.id, one.tenant))
     found = [_then_job(one, one.then) for one in ordered if one.then and one.state is State.SUCCEEDED]
     failed = [key_of(one) for one in ordered if one.state is State.FAILED]
     reading = await context.store.jobs.read(failed) if failed else None

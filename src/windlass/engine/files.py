@@ -20,6 +20,7 @@ from windlass.model.operations import (
     GetFiles,
     Operation,
     PutFile,
+    Released,
 )
 from windlass.store.optional import FileStore
 
@@ -77,7 +78,8 @@ async def with_files(context: EngineContext, operation: Enqueue) -> Enqueue:
 
 
 async def with_files_of_many(context: EngineContext, operation: EnqueueMany) -> EnqueueMany:
-    if any(new.hashes for new in operation.jobs):
+    naming = [new for new in operation.jobs if new.hashes]
+    if naming:
         jobs = await _resolved(context, operation.tenant, operation.jobs, "jobs[{}]".format)
         operation = replace(operation, jobs=jobs)
     await check_bounds(context, operation.tenant, operation.jobs, "jobs[{}]".format)
@@ -154,7 +156,7 @@ def size_of(files: dict[str, bytes]) -> int:
 # Files that runs leave
 
 
-async def attach(context: EngineContext, reports: Sequence[tuple[Finished, str]]) -> None:
+async def attach(context: EngineContext, reports: Sequence[tuple[Finished | Released, str]]) -> None:
     """Keep what runs have left, before their end is written: who sees the end finds the files."""
     given = [(place, item, JobKey(item.id, tenant)) for place, (item, tenant) in enumerate(reports) if item.files]
     if not given:

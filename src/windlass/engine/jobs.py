@@ -3,6 +3,7 @@ finish and fail by hand.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -21,6 +22,7 @@ from windlass.model.names import EVERY_TENANT, JobKey, check_id, key_of
 from windlass.model.operations import (
     MOST_AT_ONCE,
     Alive,
+    BatchProgress,
     Cancel,
     Changed,
     Count,
@@ -29,6 +31,7 @@ from windlass.model.operations import (
     FailByHand,
     FinishByHand,
     GetOutput,
+    GetProgress,
     GetResult,
     GetStats,
     List,
@@ -90,6 +93,45 @@ async def _ended(context: EngineContext, pending: Record, wait: float) -> Record
             if record.job.state in FINISHED or remaining <= 0:
                 return record
             await listener.wait(min(POLL_EVERY, remaining, touch_every(record.job)))
+
+
+async def get_progress(context: EngineContext, operation: GetProgress) -> BatchProgress:
+    found = await _named_keys(context, operation.ids, operation.tenant)
+    keys = [key for key in found if key is not None]
+    records = await _all_ended(context, keys, operation.wait) if operation.wait else await context.read_for_owner(keys)
+    there = Counter(record.job.state for record in records if record is not None)
+    pending = sum(number for state, number in there.items() if state not in FINISHED)
+    return BatchProgress(len(found), len(found) - pending, dict(there))
+
+
+async def _all_ended(context: EngineContext, keys: list[JobKey], wait: float) -> list[Record | None]:
+    """The jobs once all of them have ended, or as they are after so many seconds.
+
+    Listens for the end of the last one that is pending: jobs that wait for others come behind those.
+    """
+    loop = asyncio.get_running_loop()
+    until = loop.time() + wait
+    found: dict[JobKey, Record | None] = {}
+    pending = list(dict.fromkeys(keys))
+    while pending:
+        last = pending[-1]
+        async with context.store.events.listen([end_topic(last)]) as listener:
+            records = await context.read_for_owner(pending)
+            found |= zip(pending, records, strict=True)
+            waiting = [record.job for record in records if record is not None and record.job.state not in FINISHED]
+            pending = [key_of(job) for job in waiting]
+            if (remaining := until - loop.time()) <= 0:
+                break
+            if last in pending:
+                await listener.wait(min(POLL_EVERY, remaining, *map(touch_every, waiting)))
+    return [found[key] for key in keys]
+
+
+async def _named_keys(context: EngineContext, ids: Sequence[str], tenant: str) -> list[JobKey | None]:
+    """The jobs of a list of ids."""
+    for place, id in enumerate(ids):
+        check_id(id, at=f"ids[{place}]")
+    return await context.keys(ids, tenant)
 
 
 async def get_result(context: EngineContext, operation: GetResult) -> Result:
@@ -415,11 +457,10 @@ async def delete(context: EngineContext, operation: Delete) -> Changed:
 
 
 async def _act_on_ids(context: EngineContext, operation: Selection, ids: list[str], action: Action) -> Changed:
-    for place, id in enumerate(ids):
-        check_id(id, at=f"ids[{place}]")
+    found = await _named_keys(context, ids, operation.tenant)
     if len(ids) == 1:
         await context.find(ids[0], operation.tenant)
-    keys = [key for key in await context.keys(ids, operation.tenant) if key is not None]
+    keys = [key for key in found if key is not None]
     return await _act(context, operation, keys, action, Match())
 
 
@@ -445,6 +486,7 @@ async def _act(
 
 ANSWERS: dict[type[Operation[Any]], Callable[[EngineContext, Any], Awaitable[Any]]] = {
     Show: show,
+    GetProgress: get_progress,
     GetResult: get_result,
     List: list_jobs,
     Count: count,

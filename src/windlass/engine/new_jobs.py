@@ -258,7 +258,8 @@ def _many_drafts(context: EngineContext, operation: EnqueueMany) -> list[Draft]:
     fresh = iter(texts_like(context.chance.uuid7(), own.count(None)))
     pairs = zip(news, own, strict=True)
     made = [Draft(tenant, marked_id(next(fresh), new.queue) if id is None else id, new) for new, id in pairs]
-    if any(new.after for new in news):
+    waiting = [draft for draft in made if draft.new.after]
+    if waiting:
         _check_cycles(made)
     return made
 
@@ -320,12 +321,11 @@ def has_terms(new: NewJob) -> bool:
 
 async def check_terms(context: EngineContext, drafts: Sequence[Draft], at: str) -> None:
     """Refuse tiers that a queue does not have."""
-    if not any(has_terms(draft.new) for draft in drafts):
+    asking = [(place, draft) for place, draft in enumerate(drafts) if has_terms(draft.new)]
+    if not asking:
         return
     config = await context.flow_config.refreshed()
-    for place, draft in enumerate(drafts):
-        if not has_terms(draft.new):
-            continue
+    for place, draft in asking:
         try:
             config.resolve(draft, strict=True)
         except Invalid as fault:
@@ -424,8 +424,9 @@ async def add(context: EngineContext, drafts: Sequence[Draft], *, wait_for_repli
     from another job do not wait: they must not delay their parent.
     """
     write = partial(context.writes.add, wait_for_replicas=wait_for_replicas)
+    yielding = [draft for draft in drafts if draft.new.yielding and not draft.follows]
     try:
-        if any(draft.new.yielding and not draft.follows for draft in drafts):
+        if yielding:
             created = await _add_some_yielding(context, drafts, write)
         else:
             created = await _add(context, drafts, write)
@@ -435,8 +436,7 @@ async def add(context: EngineContext, drafts: Sequence[Draft], *, wait_for_repli
     if job_log.isEnabledFor(logging.DEBUG):
         for draft, new in zip(drafts, created, strict=True):
             log_entered(stored_as(draft, new).id, draft.new.task, created=bool(new))
-    if any(draft.new.after for draft in drafts):
-        waiting = [(draft, new) for draft, new in zip(drafts, created, strict=True) if draft.new.after]
+    if waiting := [(draft, new) for draft, new in zip(drafts, created, strict=True) if draft.new.after]:
         await add_parents(context, [draft for draft, new in waiting if new])
         await unblock(context, [stored_as(draft, new) for draft, new in waiting if not new])
     return created
@@ -462,7 +462,8 @@ async def _add_some_yielding(context: EngineContext, drafts: Sequence[Draft], wr
 
 async def _add(context: EngineContext, drafts: Sequence[Draft], write: Write) -> list[Added]:
     """Add new jobs, each with its limit keys under the current rules."""
-    if any(draft.new.unique is not None for draft in drafts):
+    unique = [draft for draft in drafts if draft.new.unique is not None]
+    if unique:
         drafts = [_identified(draft) for draft in drafts]
     config = await context.flow_config.current()
     try:

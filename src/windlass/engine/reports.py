@@ -37,6 +37,7 @@ from windlass.model.operations import (
     LoadSteps,
     Order,
     Release,
+    Released,
     Renew,
     SaveSteps,
 )
@@ -140,6 +141,7 @@ def alive(item: Alive, tenant: str) -> Heartbeat:
         fence(item.token),
         progress=item.progress,
         output=item.output,
+        usage=item.usage,
         messages_after=item.heard,
         lease=item.lease,
     )
@@ -221,11 +223,19 @@ def check_finished(context: EngineContext, item: Finished, at: str) -> None:
 # Writing
 
 
+async def keep_left(context: EngineContext, reports: Sequence[tuple[Released, str]]) -> None:
+    """Keep the files that runs leave which come again."""
+    for place, (item, _) in enumerate(reports):
+        if item.files:
+            check_left_files(item.files, context.settings.most_result, f"jobs[{place}].files")
+    await attach(context, reports)
+
+
 async def add_made(context: EngineContext, reports: Sequence[tuple[Finished, str]]) -> None:
     """Add the files that runs leave, and the jobs that successful ones made."""
-    if any(item.files for item, _ in reports):
+    if [item for item, _ in reports if item.files]:
         await attach(context, reports)
-    if any(item.jobs for item, _ in reports):
+    if [item for item, _ in reports if item.jobs]:
         await add_spawned(context, reports)
 
 
@@ -280,6 +290,8 @@ async def end_unbegun(context: EngineContext, reports: Sequence[tuple[Began, str
 
 def applied_of(reports: Sequence[tuple[LeasedJob, str]], applied: set[JobRun]) -> Applied:
     """Which reports were applied. A second report on the same run changes nothing."""
+    if len(applied) == len(reports):  # all of them, and no two on one run
+        return Applied(applied=[item.id for item, _ in reports], refused=[])
     held: list[str] = []
     refused: list[str] = []
     for item, tenant in reports:

@@ -69,6 +69,8 @@ LOOK_EVERY = 2.0
 LATE = 60.0
 """Seconds by which a tick may be late without being missed."""
 
+JOINED = "joined a unique job that was there already"
+
 KEEP_AT_LEAST = 600.0
 """Seconds that the record of a scheduled job stays: a process that was held up must find it, or would make it again."""
 
@@ -292,7 +294,8 @@ async def run_schedule(context: EngineContext, operation: RunSchedule) -> Accept
     schedule = await _find(context, operation.tenant, operation.name)
     job = _resolved(schedule, await _options(context, [schedule])).job
     accepted = await new_jobs.enqueue(context, Enqueue(tenant=schedule.tenant, job=job))
-    run = ScheduleRun(tick=accepted.created_at, job=accepted.id, note="run by hand")
+    note = "run by hand" if accepted.created else f"run by hand, {JOINED}"
+    run = ScheduleRun(tick=accepted.created_at, job=accepted.id, joined=not accepted.created, note=note)
 
     def noted(before: bytes | None) -> bytes:
         progress = TickProgress(schedule.changed_at) if before is None else _progress.decode(before)
@@ -492,7 +495,7 @@ async def _pending(
         for name, schedule in schedules.items()
         if schedule.overlap != "queue" and name in states
         for run in _progress.decode(states[name]).runs
-        if run.job is not None
+        if run.job is not None and not run.joined
     ]
     reading = await context.store.jobs.read([key for _, key in named])
     found: dict[str, list[str]] = {}
@@ -565,8 +568,7 @@ async def _make_jobs(context: EngineContext, made: Sequence[Decision]) -> list[D
     for tenant in sorted({one.schedule.tenant for one in made}):
         mine = [one for one in made if one.schedule.tenant == tenant]
         try:
-            await _enqueue(context, tenant, mine)
-            done += mine
+            done += await _enqueue(context, tenant, mine)
         except Unavailable:
             raise
         except WindlassError:
@@ -576,12 +578,12 @@ async def _make_jobs(context: EngineContext, made: Sequence[Decision]) -> list[D
 
 async def _make_alone(context: EngineContext, one: Decision) -> Decision:
     try:
-        await _enqueue(context, one.schedule.tenant, [one])
+        (one,) = await _enqueue(context, one.schedule.tenant, [one])
     except Unavailable:
         raise
     except WindlassError as fault:
         log.warning("schedules: %s made no job: %s", one.schedule.name, fault)
-        ids = {keyed_id(one.schedule.tenant, job.queue, job.key or "") for job in one.jobs}
+        ids = set(_own_ids(one))
         runs = [
             replace(run, job=None, note=f"refused: {fault}") if run.job in ids else run for run in one.progress.runs
         ]
@@ -589,10 +591,29 @@ async def _make_alone(context: EngineContext, one: Decision) -> Decision:
     return one
 
 
-async def _enqueue(context: EngineContext, tenant: str, made: Sequence[Decision]) -> None:
+async def _enqueue(context: EngineContext, tenant: str, made: Sequence[Decision]) -> list[Decision]:
+    """Make the jobs; the decisions with the ids of the jobs that there are for them."""
     new = [job for one in made for job in one.jobs]
+    own = [id for one in made for id in _own_ids(one)]
+    found: list[str] = []
     for start in range(0, len(new), STEP):
-        await new_jobs.enqueue_many(context, EnqueueMany(tenant=tenant, jobs=new[start : start + STEP], exact=True))
+        operation = EnqueueMany(tenant=tenant, jobs=new[start : start + STEP], exact=True)
+        found += (await new_jobs.enqueue_many(context, operation)).ids
+    joined = {id: other for id, other in zip(own, found, strict=True) if id != other}
+    return [_joined(one, joined) for one in made] if joined else [*made]
+
+
+def _own_ids(one: Decision) -> list[str]:
+    """The ids of its jobs, unless they join others."""
+    return [keyed_id(one.schedule.tenant, job.queue, job.key or "") for job in one.jobs]
+
+
+def _joined(one: Decision, joined: Mapping[str, str]) -> Decision:
+    runs = [
+        run if (other := joined.get(run.job or "")) is None else replace(run, job=other, joined=True, note=JOINED)
+        for run in one.progress.runs
+    ]
+    return one._replace(progress=replace(one.progress, runs=runs))
 
 
 ANSWERS: dict[type[Operation[Any]], Callable[[EngineContext, Any], Awaitable[Any]]] = {

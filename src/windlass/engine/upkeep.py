@@ -8,6 +8,7 @@ step.
 
 import asyncio
 import logging
+import math
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime, timedelta
@@ -222,16 +223,19 @@ async def _is_resolved(engine: Engine, parent: CompletedParent) -> bool:
 
 async def _resolve(engine: Engine, parents: Sequence[CompletedParent]) -> None:
     """Do what is due after these parents, and remove them from the index of completed parents."""
-    await new_jobs.add(engine.context, await follow_ups(engine.context, parents))
+    if following := await follow_ups(engine.context, parents):
+        await new_jobs.add(engine.context, following)
     ended: defaultdict[JobKey, dict[str, State | None]] = defaultdict(dict)
     for one in parents:
         for child in one.children:
             ended[JobKey(child, one.tenant)][one.id] = one.state
     undecided = await unblock(engine.context, [*ended], ended)
-    done = [
-        replace(one, children=[child for child in one.children if JobKey(child, one.tenant) not in undecided])
-        for one in parents
-    ]
+    done = parents
+    if undecided:
+        done = [
+            replace(one, children=[child for child in one.children if JobKey(child, one.tenant) not in undecided])
+            for one in parents
+        ]
     await engine.context.store.jobs.completed_parents(done, 0)
 
 
@@ -326,17 +330,21 @@ async def repeat(
 ) -> None:
     """Do a duty until cancelled: all there is to do, then a pause. With a listener, an idle duty waits for a notice.
 
+    A duty with a listener is one that others wait for: it rests for twice as long as it took, at most for `seconds`.
+
     A failed round does not end it, whatever failed: the process also serves or works.
     """
     await clock.sleep(first)
     name = getattr(duty, "__name__", duty)
     logged = ""
     while True:
-        done = STEP
+        done, began, most = STEP, clock.monotonic(), math.inf
         try:
             while (done := await duty(engine)) >= STEP:
                 await clock.sleep(0)
             logged = ""
+            if listener is not None:
+                most = 2 * (clock.monotonic() - began)
         except WindlassError as error:
             if str(error) != logged:  # a store that is away is logged once by each duty, not ten times a second
                 log.warning("upkeep: %s: %s", name, error)
@@ -346,7 +354,7 @@ async def repeat(
         if listener is not None and not done:
             await listener.wait(POLL_EVERY)
         else:
-            await clock.sleep(seconds() if callable(seconds) else seconds)
+            await clock.sleep(min(most, seconds() if callable(seconds) else seconds))
 
 
 async def repeat_on_notice(

@@ -60,7 +60,8 @@ async def claim(context: EngineContext, operation: Claim) -> list[Claimed]:
     context.stats.claimed(records, asyncio.get_running_loop().time())
     config = await context.flow_config.current()
     claims = [reports.claimed(record, config) for record in records]
-    return await give_results(context, claims) if any(one.job.with_results for one in claims) else claims
+    asking = [one for one in claims if one.job.with_results is not None]
+    return await give_results(context, claims) if asking else claims
 
 
 async def _request(context: EngineContext, operation: Claim, worker: Worker, stays: float = 0.0) -> ClaimRequest:
@@ -125,8 +126,8 @@ async def renew(context: EngineContext, operation: Renew) -> Renewed:
 async def _renew_until_ordered(context: EngineContext, operation: Renew, lease: float) -> Renewed:
     loop = asyncio.get_running_loop()
     until = loop.time() + operation.wait
-    # Progress and output are reported once.
-    bare = replace(operation, jobs=[replace(item, progress=None, output=[]) for item in operation.jobs])
+    # Progress, output and usage are reported once.
+    bare = replace(operation, jobs=[replace(item, progress=None, output=[], usage=None) for item in operation.jobs])
     async with context.store.events.listen([f"order/{operation.worker}"]) as listener:
         while True:
             # Renew once more before the first wait: an order may have come before it listened for wake-ups.
@@ -178,6 +179,7 @@ async def release(context: EngineContext, operation: Release) -> Applied:
     """Give jobs back. A limit that a report names is paused first: else the next job would start in between."""
     await known_worker(context, operation.worker, operation.tenant)
     reported = list(zip(operation.jobs, await reports.tenants_of(context, operation), strict=True))
+    await reports.keep_left(context, reported)
     held = await hold_limits(context, reported)
     on_lost = await reports.read_on_lost(context, any(item.stopped is not None for item in operation.jobs))
 

@@ -79,17 +79,17 @@ def check_all(news: Sequence[NewJob], most_payload: int, at: Callable[[int], str
             found.append(sound)
             continue
         if new.id is not None:
-            _check_own_id(new.id, new.queue, at(place))
+            _check_own_id(new.id, new.queue, place, at)
         found.append(new if as_sent else replace(sound, id=new.id, payload=new.payload))
     return found
 
 
-def _check_own_id(id: str, queue: str, at: str) -> None:
+def _check_own_id(id: str, queue: str, place: int, at: Callable[[int], str]) -> None:
     try:
         check_id(id)
         check_mark(id, queue)
     except Invalid as fault:
-        raise Invalid(fault.detail, at=f"{at}.{fault.at}") from None
+        raise Invalid(fault.detail, at=f"{at(place)}.{fault.at}") from None
 
 
 def _check_unique(new: NewJob) -> None:

@@ -80,7 +80,9 @@ class ScheduleRun(Struct, frozen=True, kw_only=True, omit_defaults=True):
     tick: Time
     """When it was due."""
     job: str | None = None
-    """The job that it made; null = none."""
+    """The job that it made or joined; null = none."""
+    joined: bool = False
+    """Whether it joined a unique job that was there already."""
     note: str = ""
     """Why it made none."""
     state: State | None = None

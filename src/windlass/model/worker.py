@@ -31,6 +31,15 @@ SandboxTier = Literal["limits", "confined", "isolated"]
 """How far code that was sent in is kept away from the machine; each has what those before it have."""
 
 
+class BatchOptions(Struct, frozen=True):
+    """Which calls of a task a worker gathers, to run them by one call of its function."""
+
+    size: int
+    """Calls, at most."""
+    within: float
+    """Seconds after the first, in which others may come."""
+
+
 class NewWorker(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """A worker as it introduces itself."""
 

@@ -24,8 +24,10 @@ from windlass.model.events import Event
 from windlass.model.job import FINISHED, Job, State
 from windlass.model.operations import (
     A,
+    BatchProgress,
     Enqueued,
     EnqueueMany,
+    GetProgress,
     GetResult,
     Operation,
     Rerun,
@@ -297,25 +299,32 @@ class Inline(Harness):
 
 
 def _without_waiting(operation: Operation[A]) -> Operation[A]:
-    return replace(operation, wait=0.0) if isinstance(operation, GetResult | Show) else operation  # type: ignore[arg-type]
+    return replace(operation, wait=0.0) if isinstance(operation, GetResult | Show | GetProgress) else operation  # type: ignore[arg-type]
 
 
 def _waits(operation: Operation[Any]) -> bool:
-    return isinstance(operation, GetResult) or (isinstance(operation, Show) and operation.wait > 0)
+    return isinstance(operation, GetResult) or (isinstance(operation, Show | GetProgress) and operation.wait > 0)
+
+
+def _pending(answer: object) -> set[State]:
+    """The states of the jobs in an answer that have not ended."""
+    found = [answer.state] if isinstance(answer, Result | Job) else []
+    return {*found, *(answer.states if isinstance(answer, BatchProgress) else ())} - FINISHED
 
 
 def _runs_elsewhere(operation: Operation[Any], answer: object) -> bool:
-    return _waits(operation) and isinstance(answer, Result | Job) and answer.state is State.RUNNING
+    return _waits(operation) and State.RUNNING in _pending(answer)
 
 
 def _ended(operation: Operation[Any], answer: A) -> A:
-    if _waits(operation) and isinstance(answer, Result | Job) and answer.state not in FINISHED:
-        if answer.state is State.RUNNING:
-            return answer
-        raise TimeoutError(
-            f"job {getattr(operation, 'id', '')} is {answer.state}, and only the test runs it: call run_one or drain"
-        )
-    return answer
+    pending = _pending(answer)
+    if not _waits(operation) or not pending or State.RUNNING in pending:
+        return answer
+    if isinstance(operation, GetProgress):
+        raise TimeoutError(f"jobs of the batch are {min(pending)}, and only the test runs them: call run_one or drain")
+    raise TimeoutError(
+        f"job {getattr(operation, 'id', '')} is {min(pending)}, and only the test runs it: call run_one or drain"
+    )
 
 
 # How a job is compared with a call

@@ -16,7 +16,6 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from windlass.call.batches import BatchOptions
 from windlass.call.dependencies import Provider
 from windlass.call.hooks import Hooks, TaskCode
 from windlass.call.signals import Cancelled, Suspended
@@ -26,7 +25,7 @@ from windlass.model.duration import LONGEST
 from windlass.model.job import Job, State
 from windlass.model.match import Match
 from windlass.model.operations import MOST_AT_ONCE, A, Alive, Claimed, GetStats, List, Operation, Renew, Show
-from windlass.model.worker import NewWorker
+from windlass.model.worker import BatchOptions, NewWorker
 from windlass.store.sqlite import SqliteStore
 from windlass.system import SystemClock, SystemRandomness
 from windlass.worker.claims import Registration
@@ -101,8 +100,8 @@ class InlineRun:
 
     def _execution(self, send: Callable[[RunUpdate], None]) -> Execution:
         if self.task is None:
-            return Execution(self.assignments[0], send)
-        return execution_of(self.task, self.assignments, send)
+            return Execution(self.assignments, send)
+        return execution_of(self.task)(self.assignments, send)
 
 
 SendUpdate = Callable[[InlineRun, RunUpdate], None]

@@ -13,6 +13,8 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 
+from msgspec.structs import replace
+
 from windlass.model.errors import Busy, Damaged, Full, Missing, Unavailable, WindlassError
 from windlass.model.operations import (
     MOST_AT_ONCE,
@@ -67,6 +69,7 @@ class Named(Protocol):
 
 
 N = TypeVar("N", bound=Named)
+E = TypeVar("E", Finished, Released)
 
 
 def partition_of(report: Named) -> str:
@@ -252,8 +255,8 @@ class Reports:
             await self._post(ReportBatch(some, self._update, spawning))
         for batch in _batches(finished):
             await self._post(ReportBatch(batch, self._finish, spawning, not_storable))
-        for start in range(0, len(released), MOST_AT_ONCE):
-            await self._post(ReportBatch(released[start : start + MOST_AT_ONCE], self._release, spawning))
+        for unrun in _batches(released):
+            await self._post(ReportBatch(unrun, self._release, spawning, without_files))
 
     def _check_settled(self) -> None:
         if not (self._sending or self._finished or self._released or self._late):
@@ -381,9 +384,15 @@ def not_storable(report: Finished, fault: WindlassError) -> Finished:
     return Finished(id=report.id, token=report.token, tenant=report.tenant, outcome=Verdict.FAILED, message=message)
 
 
-def _batches(reports: list[Finished]) -> list[list[Finished]]:
+def without_files(report: Released, fault: WindlassError) -> Released:
+    """The report on a job that is to run again and whose own report is refused: what it left is too large."""
+    log.warning("job %s: its files could not be stored: %s", report.id, fault)
+    return replace(report, files={})
+
+
+def _batches(reports: list[E]) -> list[list[E]]:
     """Split by number, and by size."""
-    batches: list[list[Finished]] = []
+    batches: list[list[E]] = []
     size = MOST_BYTES
     for report in reports:
         added = _size(report)
@@ -395,8 +404,9 @@ def _batches(reports: list[Finished]) -> list[list[Finished]]:
     return batches
 
 
-def _size(report: Finished) -> int:
-    result = len(memoryview(report.result)) if report.result else 0
-    if report.files:
-        result += sum(map(len, report.files.values()))
-    return result + sum(len(memoryview(job.payload)) for job in report.jobs) if report.jobs else result
+def _size(report: Finished | Released) -> int:
+    size = sum(map(len, report.files.values())) if report.files else 0
+    if isinstance(report, Released):
+        return size
+    size += len(memoryview(report.result)) if report.result else 0
+    return size + sum(len(memoryview(job.payload)) for job in report.jobs) if report.jobs else size

@@ -50,7 +50,7 @@ from windlass.model.ports import Clock
 from windlass.model.worker import SandboxTier
 from windlass.worker.contexts.frames import RunOutcome, RunUpdate, StepAnswer, StepRequest
 from windlass.worker.functions import FunctionOutcome
-from windlass.worker.linux import describe_status
+from windlass.worker.linux import OwnProcess, describe_status
 from windlass.worker.reports import Reports
 from windlass.worker.telemetry import Telemetry
 
@@ -111,9 +111,9 @@ class ActiveRun:
     """One run of one job, from its claim to its report."""
 
     __slots__ = (
-        "_unsent_bytes", "adopted", "allowed", "asked", "began", "cleared", "deadline", "given", "has_files", "id",
-        "job", "kept", "lease", "log", "number", "pid", "printed", "progress", "runner", "sandbox", "since", "stopping",
-        "taken", "takes_messages", "tenant", "timer", "token", "version",
+        "_unsent_bytes", "adopted", "allowed", "alone", "asked", "began", "cleared", "deadline", "given", "has_files",
+        "id", "job", "kept", "lease", "log", "number", "pid", "printed", "progress", "runner", "sandbox", "since",
+        "stopping", "taken", "takes_messages", "tenant", "timer", "token", "used", "version",
     )  # fmt: skip
 
     def __init__(
@@ -139,6 +139,10 @@ class ActiveRun:
         """When it is stopped, by the queue's clock."""
         self.pid: int | None = None
         """The process that runs it, once there is one."""
+        self.alone = False
+        """Whether no other job runs in that process."""
+        self.used: tuple[int, float] | None = None
+        """Bytes that its own process held at its peak, and seconds of CPU, once it has ended."""
         self.sandbox: SandboxTier | None = None
         """What an uploaded function runs in."""
         self.version: int | None = None
@@ -182,6 +186,13 @@ class ActiveRun:
     def begun(self) -> bool:
         """Whether its code may have begun."""
         return self.cleared and (self.at_most_once or self.pid is not None)
+
+    @property
+    def own_process(self) -> OwnProcess | None:
+        """Its process, if it has that for itself. That of a function has run others before."""
+        if not self.alone or self.pid is None:
+            return None
+        return OwnProcess(self.pid, self.since if self.sandbox is None else None)
 
     @property
     def heard(self) -> int | None:
@@ -276,15 +287,22 @@ class ActiveRun:
         )
 
     def released(
-        self, delay: float | None = None, hold_limit: str | None = None, stopped: str | None = None
+        self, delay: float | None = None, *, stopped: str | None = None, outcome: RunOutcome | None = None
     ) -> Released:
         """The report that this run does not count; the job waits again, after a delay if there is one.
 
-        `stopped`: why its code was stopped before it had ended, if it may have begun.
+        `stopped`: why its code was stopped before it had ended, if it may have begun. `outcome`: of code that asked for
+        another run.
         """
         stopped = stopped[:MOST_LOGGED] if stopped is not None and self.begun else None
         return Released(
-            id=self.id, token=self.token, tenant=self.tenant, delay=delay, hold_limit=hold_limit, stopped=stopped
+            id=self.id,
+            token=self.token,
+            tenant=self.tenant,
+            delay=delay,
+            hold_limit=None if outcome is None else outcome.hold_limit,
+            stopped=stopped,
+            files={} if outcome is None else outcome.files,
         )
 
 
@@ -450,10 +468,10 @@ class RunTable:
 
     def start(self, claimed: Sequence[Claimed], runner_of: RunnerOf) -> None:
         """Give the jobs of a claim's answer to their runners."""
-        now = self._clock.monotonic()
+        now, named = self._clock.monotonic(), self.reports.name_tenants
         batches: dict[Runner, list[tuple[ActiveRun, Claimed]]] = {}
         for one in map(self._with_on_lost, claimed) if self._on_lost else claimed:
-            tenant = one.job.tenant if self.reports.name_tenants else None
+            tenant = one.job.tenant if named else None
             runner = runner_of(one.job)
             run = ActiveRun(next(self._numbers), one.job, one.token, now, runner, tenant=tenant)
             run.has_files = bool(one.files)
@@ -517,8 +535,8 @@ class RunTable:
 
     def limit_time(self, run: ActiveRun) -> None:
         """Stop a run when its time limit, counted from its claim, is over."""
-        if run.stopping is None and run.limit is not None:
-            left = max(0.0, run.limit - (self._clock.monotonic() - run.since))
+        if run.deadline is not None and run.stopping is None and (limit := run.limit) is not None:
+            left = max(0.0, limit - (self._clock.monotonic() - run.since))
             run.set_timer(self._loop.call_later(left, self.stop, run, Stop.TIMEOUT))
 
     # Runs report
@@ -635,7 +653,7 @@ class RunTable:
 
     def finish(self, run: ActiveRun, outcome: RunOutcome) -> None:
         if outcome.snooze is not None:
-            self.remove(run, run.released(outcome.snooze, outcome.hold_limit))
+            self.remove(run, run.released(outcome.snooze, outcome=outcome))
         else:
             self.remove(run, finished(run, outcome))
 
@@ -727,6 +745,8 @@ def finished(run: ActiveRun, outcome: RunOutcome) -> Finished:
             message = "killed: it went on running after it was cancelled"
             error = Error(type="Cancelled", message=message, traceback=error.traceback)
         reason = None
+    if run.used is not None:
+        error = replace(error, peak_memory=run.used[0], cpu_time=run.used[1])
     _log_failure(run, verdict, error)
     return Finished(
         id=run.id,

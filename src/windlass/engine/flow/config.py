@@ -77,6 +77,8 @@ class FlowConfig:
 
     def settings(self, tenant: str, queue: str) -> QueueSettings:
         """A tenant's own settings of a queue, or else those for all tenants."""
+        if not self.queues:
+            return NO_SETTINGS
         return self.queues.get(f"{tenant},{queue}") or self.queues.get(f"{EVERY_TENANT},{queue}") or NO_SETTINGS
 
     def on_lost(self, job: Job) -> OnLost:

@@ -72,6 +72,7 @@ from windlass.model.operations import (
     GetFile,
     GetFiles,
     GetOutput,
+    GetProgress,
     GetQueueEstimate,
     GetResult,
     GetStats,
@@ -95,7 +96,7 @@ log = logging.getLogger("windlass.journal")
 
 OF_STORED_JOBS = (
     *(Show, GetResult, GetEstimate, GetQueueEstimate, GetOutput, GetFiles, GetFile, GetSteps),
-    *(List, Failures, Count, GetStats, Send, Resize, SendSignal),
+    *(GetProgress, List, Failures, Count, GetStats, Send, Resize, SendSignal),
     *(Edit, Cancel, Rerun, Delete, FinishByHand, FailByHand, LowerTimeout),
 )
 """Operations on jobs: those that were accepted before must be there."""

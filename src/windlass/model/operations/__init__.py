@@ -42,6 +42,7 @@ from windlass.model.operations.jobs import MOST_ANNOTATIONS as MOST_ANNOTATIONS
 from windlass.model.operations.jobs import MOST_LINES as MOST_LINES
 from windlass.model.operations.jobs import MOST_TEXT as MOST_TEXT
 from windlass.model.operations.jobs import Accepted as Accepted
+from windlass.model.operations.jobs import BatchProgress as BatchProgress
 from windlass.model.operations.jobs import Cancel as Cancel
 from windlass.model.operations.jobs import Changed as Changed
 from windlass.model.operations.jobs import Count as Count
@@ -55,6 +56,7 @@ from windlass.model.operations.jobs import FailByHand as FailByHand
 from windlass.model.operations.jobs import FinishByHand as FinishByHand
 from windlass.model.operations.jobs import GetHistory as GetHistory
 from windlass.model.operations.jobs import GetOutput as GetOutput
+from windlass.model.operations.jobs import GetProgress as GetProgress
 from windlass.model.operations.jobs import GetResult as GetResult
 from windlass.model.operations.jobs import GetStats as GetStats
 from windlass.model.operations.jobs import JobIds as JobIds

@@ -64,6 +64,16 @@ class Result(Struct, frozen=True, kw_only=True):
     error: Error | None = None
 
 
+class BatchProgress(Struct, frozen=True):
+    """How far the jobs of a batch are."""
+
+    total: int
+    done: int
+    """How many have ended in any way, or are gone."""
+    states: dict[State, int]
+    """How many are in each state; those whose record is gone are in none."""
+
+
 class Page(Struct, frozen=True, kw_only=True):
     """Some of the matching jobs."""
 
@@ -162,6 +172,14 @@ class Show(Operation[Job], frozen=True, kw_only=True):
     payload: bool = False
     wait: Annotated[float, Meta(ge=0, le=60)] = 0.0
     """Seconds to wait for its end, if it has not ended yet."""
+
+
+@operation("POST", "/jobs/progress", "read")
+class GetProgress(Operation[BatchProgress], frozen=True, kw_only=True):
+    """How far these jobs are together, waiting for the end of all of them if asked to."""
+
+    ids: JobIds
+    wait: Annotated[float, Meta(ge=0, le=60)] = 0.0
 
 
 @operation("GET", "/jobs/{id}/result", "read")

@@ -3,7 +3,6 @@
 Knows which function answers what; decides nothing.
 """
 
-import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime
@@ -110,6 +109,9 @@ class SeenWorkers:
 MOST_LENGTHS = 1000
 """Spelled lengths that are remembered: to spell a number takes longer than all the rest of a command."""
 
+Part = tuple[int, Sequence[int]]
+"""A partition, and the indexes of new jobs that are its own."""
+
 ENOUGH = ""
 """The shortfall when enough replicas have it, or none were asked for."""
 
@@ -134,10 +136,12 @@ class RedisJobs:
         if slots is not None:
             return await self._admit(drafts, slots, wait_for_replicas=wait_for_replicas)
         added: list[Added | None] = [None] * len(drafts)
-        missing = ENOUGH
-        for partition, chosen in self._parts_to_add(drafts):
+        missing, unique = ENOUGH, _are_unique(drafts)
+        parts = self.partitions.parts(drafts, self.partition_of)
+        for partition, chosen in _unique_first(drafts, parts) if unique else parts:
             some = [drafts[one] for one in chosen]
-            function, first = ("add_unique", [layout.unique_arguments(some)]) if _are_unique(some) else ("add", [])
+            to_settle = unique and _are_unique(some)
+            function, first = ("add_unique", [layout.unique_arguments(some)]) if to_settle else ("add", [])
             try:
                 reply, shortfall = await self.add_to(
                     function, partition, some, first=first, wait_for_replicas=wait_for_replicas
@@ -152,13 +156,6 @@ class RedisJobs:
         if missing:
             raise NotReplicated(missing)
         return [new for new in added if new is not None]
-
-    def _parts_to_add(self, drafts: Sequence[Draft]) -> Iterable[tuple[int, Sequence[int]]]:
-        """The partitions of new jobs, each with the indexes of its own; those of unique ones first: they may refuse."""
-        parts = self.partitions.parts(drafts, self.partition_of)
-        if not _are_unique(drafts):
-            return parts
-        return sorted(parts, key=lambda part: not _are_unique([drafts[one] for one in part[1]]))
 
     def partition_of(self, draft: Draft) -> int:
         return self.partitions.of_queue(draft.new.queue)
@@ -367,14 +364,13 @@ class RedisJobs:
         return found
 
     async def results(self, keys: Sequence[JobKey], *, spend: bool = True) -> list[StoredResult | None]:
-        if len(keys) == 1:  # also without an event loop
-            return [await self._result(keys[0], spend)]
-        return [*await asyncio.gather(*[self._result(key, spend) for key in keys])]
-
-    async def _result(self, key: JobKey, spend: bool) -> StoredResult | None:
-        partition = self.partitions.of_id(key.id)
-        reply = await self.partitions.call("result", partition, [raw_key(*key), int(spend)])
-        return None if reply is None else layout.kept(reply)
+        replies = await self.partitions.spread(
+            "results",
+            keys,
+            lambda key: self.partitions.of_id(key.id),
+            lambda some: [int(spend), *(raw_key(*key) for key in some)],
+        )
+        return [None if reply is None else layout.kept(reply) for reply in replies]
 
     async def output(self, key: JobKey, after: int, limit: int) -> list[Chunk]:
         partition = self.partitions.of_id(key.id)
@@ -481,7 +477,12 @@ class RedisJobs:
 
 def _are_unique(drafts: Sequence[Draft]) -> bool:
     """Whether one of them is unique."""
-    return any(draft.identity for draft in drafts)
+    return bool([draft for draft in drafts if draft.identity])
+
+
+def _unique_first(drafts: Sequence[Draft], parts: Iterable[Part]) -> list[Part]:
+    """Those with unique jobs come first: they may be refused."""
+    return sorted(parts, key=lambda part: not _are_unique([drafts[one] for one in part[1]]))
 
 
 def _rejected(drafts: Sequence[Draft], reply: bytes) -> Conflict:

@@ -18,10 +18,10 @@ from windlass.model.edit import JobEdit
 from windlass.model.handler import NO_HANDLER, HandlerRun
 from windlass.model.job import Error, Job, Reason, State
 from windlass.model.lifecycle import GONE, STOP_ORDERS, Lapse, Move, Step
-from windlass.model.names import DEFAULT_TENANT, ID_SIZE, raw_id, raw_key, text_id
+from windlass.model.names import ID_SIZE, raw_id, raw_ids, raw_key, text_id, text_ids
 from windlass.model.new_job import NewJob
 from windlass.model.outcome import Verdict
-from windlass.model.output import Chunk, Message, Progress, Stream
+from windlass.model.output import Chunk, Message, Progress, RunUsage, Stream
 from windlass.model.unique import IDENTITY_SIZE
 from windlass.store import encoding
 from windlass.store.data import (
@@ -213,7 +213,7 @@ def _extras(draft: Draft) -> list[bytes]:
     if (hold := _hold(new)) is not None:
         found.append(HOLD.pack(new.keep_result == "once", hold))
     if new.after:
-        found.append(ids(new.after))
+        found.append(raw_ids(new.after))
     return found
 
 
@@ -233,11 +233,6 @@ def is_bare(draft: Draft) -> bool:
     return bool(_waits_or_brings(draft.new) == _neither) and not draft.group
 
 
-def ids(some: Sequence[str]) -> bytes:
-    """Several ids of one tenant, one after the other."""
-    return b"".join(raw_key(id, DEFAULT_TENANT) for id in some)
-
-
 @lru_cache(maxsize=4096)
 def _names(tenant: str, queue: str, task: str, group: str) -> tuple[str, bytes]:
     """The tenant queue and the lane of a job."""
@@ -251,7 +246,7 @@ def heartbeat_arguments(beats: Sequence[Heartbeat]) -> Iterator[bytes | str | in
         yield beat.token
         yield "" if beat.pid is None else beat.pid
         yield b"" if beat.progress is None else _pack(beat.progress)
-        yield encoding.encode_handler_run(beat.ran)
+        yield encoding.encode_handler_run(beat.ran) + encoding.encode_usage(beat.usage)
         yield "" if beat.messages_after is None else beat.messages_after
         yield f"-{len(beat.output)}" if beat.files_loaded else len(beat.output)
         for chunk in beat.output:
@@ -270,7 +265,7 @@ def succeed_arguments(successes: Sequence[JobSuccess]) -> Iterator[bytes | str |
 def apply_arguments(moves: Sequence[Move]) -> Iterator[bytes | str | int]:
     for move in moves:
         yield raw_key(move.id, move.tenant)
-        yield ids(move.waits_before) if move.source is State.BLOCKED else move.fence or b""
+        yield raw_ids(move.waits_before) if move.source is State.BLOCKED else move.fence or b""
         yield _what_is_written(move)
         yield MOVE.pack(
             STATE_NUMBERS[move.source],
@@ -296,7 +291,7 @@ def apply_arguments(moves: Sequence[Move]) -> Iterator[bytes | str | int]:
 def _what_is_written(move: Move) -> bytes:
     """What a move writes whole: what the job goes on to wait for, its adopter, or its error."""
     if move.target is State.BLOCKED:
-        return ids(move.waits_for)
+        return raw_ids(move.waits_for)
     if (adopter := move.adopter) is not None:
         place = encoding.encode_adopted(adopter.node, adopter.at)
         return ADOPTER.pack(adopter.token, span(adopter.lease)) + f"{adopter.worker}\0{place}\0".encode()
@@ -345,8 +340,8 @@ def parts(lane: bytes) -> tuple[str, str, str, str]:
 
 HISTORY, TERMS = slice(3, 10), slice(18, 32)
 """The bytes of a head from its flags to its losses, and from its due time to its size of terms."""
-NO_HISTORY, NO_TERMS = bytes(7), bytes(14)
-"""Those of a plain new job."""
+NO_HISTORY, NO_TERMS = frozenset({bytes(7), bytes((FOLLOWED, *bytes(6)))}), bytes(14)
+"""Those of a plain new job, which others may wait for."""
 PRIORITY, CREATION = struct.Struct(">i"), struct.Struct(">Q")
 BEGINNING = from_micros(0)
 PRIORITY_AT, PRIORITY_END, CREATION_AT = 32, 36, 52
@@ -401,6 +396,7 @@ class Run(NamedTuple):
     """Seconds and name of the one at which it runs."""
     ran: HandlerRun = NO_HANDLER
     adopted_at: datetime | None = None
+    usage: RunUsage | None = None
 
 
 NO_RUN = Run()
@@ -430,17 +426,13 @@ def records(reply: Sequence[Any], *, whole: bool, handed_out: bool = False, bare
         size = len(value) - end if whole else size
         job = _job(id, head, value[text:zero], value[zero + 1 : run_from], run, errors, progress, size)
         if waits:
-            job = replace(job, waits_for=id_list(waits))
+            job = replace(job, waits_for=text_ids(waits))
         if edits:
             job = replace(job, **edits)
         running = job.state is State.RUNNING
         group = parts(value[text:zero])[3]
         found.append(Record(job, run.token if running else None, value[end:] if whole else None, files, group))
     return found
-
-
-def id_list(packed: bytes) -> list[str]:
-    return [text_id(packed[at : at + 16]) for at in range(0, len(packed), 16)]
 
 
 def completed_parents(reply: Sequence[Any]) -> list[CompletedParent]:
@@ -535,7 +527,7 @@ def granted(message: bytes, request: ClaimRequest) -> list[Record]:
 
 def _plain(id: bytes, value: bytes, created: datetime, start: datetime, request: ClaimRequest) -> Record | None:
     """A job that asked for nothing, was never late and has never run, as most claims bring; null = another."""
-    if value[HISTORY] != NO_HISTORY or value[TERMS] != NO_TERMS:
+    if value[HISTORY] not in NO_HISTORY or value[TERMS] != NO_TERMS:
         return None
     zero = value.index(0, HEAD.size)
     lane = value[HEAD.size : zero]
@@ -608,6 +600,7 @@ def _job(  # noqa: PLR0917 - the parts of a job, in the order of its bytes
         handler_version=run.ran.handler_version,
         pid=run.pid or None,
         progress=progress,
+        usage=run.usage if state == RUNNING else None,
         code=run.code or None,
         errors=errors,
         error=errors[-1] if errors else None,
@@ -625,5 +618,6 @@ def _job(  # noqa: PLR0917 - the parts of a job, in the order of its bytes
 def _run(data: bytes) -> Run:
     worker, place, tier = data[ANSWERED_RUN.size :].decode().split("\0")
     token, pid, started, finished, code = ANSWERED_RUN.unpack_from(data)
+    place, usage = encoding.split_usage(place)
     node, ran, adopted_at = encoding.decode_place(place)
-    return Run(token, pid, started, finished, code, worker, node or "", tier, ran, adopted_at)
+    return Run(token, pid, started, finished, code, worker, node or "", tier, ran, adopted_at, usage)

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from windlass.model.job import Error, Job, Reason, State
 from windlass.model.lifecycle import enter
-from windlass.model.names import DEFAULT_TENANT, ID_SIZE, JobKey, raw_key, tenant_of, text_id
+from windlass.model.names import DEFAULT_TENANT, ID_SIZE, JobKey, raw_ids, raw_key, tenant_of, text_id, text_ids
 from windlass.model.new_job import Terms
 from windlass.model.output import (
     MOST_INPUT,
@@ -24,6 +24,7 @@ from windlass.model.output import (
     Message,
     NewChunk,
     Progress,
+    RunUsage,
 )
 from windlass.model.unique import duplicate_refused, settle
 from windlass.store import encoding
@@ -58,18 +59,18 @@ from windlass.store.sqlite.transaction import (
     int_array,
     job_key,
     job_keys,
-    packed_ids,
 )
 
 # --- Rows to records ----------------------------------------------------------------------------------
 
 _unpack_progress = msgspec.msgpack.Decoder(Progress)
+_unpack_usage = msgspec.msgpack.Decoder(RunUsage)
 _unpack_error = msgspec.msgpack.Decoder(Error)
 
 _COLUMNS = """
     j.seq, j.id, j.lane, j.state, j.priority, j.attempt, j.crashes, j.losses, j.errors, j.files, j.size, j.reason,
     j.code, j.created_at, j.updated_at, j.run_at, j.started_at, j.finished_at, j.worker, j.node, j.pid, j.waits,
-    j.assigned, j.seconds, j.terms, j.edits, j.annotations, l.token, p.data
+    j.assigned, j.seconds, j.terms, j.edits, j.annotations, l.token, l.usage, p.data
 """
 _JOINED = """
     FROM carray(?1) AS wanted
@@ -133,7 +134,7 @@ def _to_record(tx: Transaction, row: Any, errors: list[Error]) -> Record:
     (
         _, id, lane, state, priority, attempt, crashes, losses, _, _, size, reason,
         code, created_at, updated_at, run_at, started_at, finished_at, worker, place, pid, waits,
-        assigned, seconds, terms, edits, annotations, token, progress, payload,
+        assigned, seconds, terms, edits, annotations, token, usage, progress, payload,
     ) = row  # fmt: skip
     where = tx.lanes.get(lane)
     asked = unpack_terms(terms)
@@ -146,7 +147,7 @@ def _to_record(tx: Transaction, row: Any, errors: list[Error]) -> Record:
         task=where.task,
         priority=priority,
         state=STATES[state],
-        waits_for=_unpacked_ids(waits),
+        waits_for=text_ids(waits) if waits else [],
         reason=None if reason is None else Reason(reason),
         attempt=attempt,
         crashes=crashes,
@@ -159,6 +160,7 @@ def _to_record(tx: Transaction, row: Any, errors: list[Error]) -> Record:
         handler_version=ran.handler_version,
         pid=pid,
         progress=None if progress is None else _unpack_progress.decode(progress),
+        usage=None if usage is None else _unpack_usage.decode(usage),
         code=code,
         error=errors[-1] if errors else None,
         errors=errors,
@@ -227,10 +229,6 @@ def _time(micros: int | None) -> datetime | None:
     return None if micros is None else from_micros(micros)
 
 
-def _unpacked_ids(waits: bytes | None) -> list[str]:
-    return [text_id(waits[at : at + 16]) for at in range(0, len(waits), 16)] if waits else []
-
-
 # --- Adding, reading, deleting ------------------------------------------------------------------------
 
 LARGEST_INLINE = 1000
@@ -273,11 +271,13 @@ def add(tx: Transaction, drafts: Sequence[Draft]) -> list[Added]:
     if not all(draft.follows for draft in drafts):
         tx.check_room(sum(len(memoryview(draft.new.payload)) for draft in drafts))
     group_epoch = tx.rules.group_epoch
-    if any(draft.group_epoch != group_epoch for draft in drafts):
+    stale = [draft for draft in drafts if draft.group_epoch != group_epoch]
+    if stale:
         raise StaleRules
     named = job_keys(drafts)
     seen = set(tx.column(_KNOWN, blob_array(named)))
-    if any(draft.identity for draft in drafts):
+    unique = [draft for draft in drafts if draft.identity]
+    if unique:
         return _add_unique(tx, drafts, named, seen)
     if not seen and len(set(named)) == len(named):
         _add_new(tx, drafts, named)
@@ -334,7 +334,7 @@ def _shared_row(tx: Transaction, draft: Draft, terms: bytes, count: int) -> Row:
     lane = tx.lane(draft.tenant, new.queue, new.task, draft.group)
     entered, run_at = enter(new, from_micros(now))
     state, due = STATE_NUMBERS[entered], None if run_at is None else to_micros(run_at)
-    waits = packed_ids(new.after) if new.after else None
+    waits = raw_ids(new.after) if new.after else None
     expires_at = None if new.expires is None else now + span(new.expires)
     abandon_at = None if new.owner_timeout is None else now + span(new.owner_timeout)
     tx.count(lane.id, state, count)

@@ -241,7 +241,8 @@ CREATE TABLE lease (
     job    INTEGER PRIMARY KEY,
     worker TEXT NOT NULL,
     token  BLOB NOT NULL,
-    until  INTEGER NOT NULL
+    until  INTEGER NOT NULL,
+    usage  BLOB                                     -- what it uses: MessagePack of `RunUsage`; NULL = not reported
 ) STRICT;
 
 CREATE INDEX lease_holder ON lease (worker, token);

@@ -18,7 +18,7 @@ import apsw
 import msgspec
 
 from windlass.model.job import FINISHED, State
-from windlass.model.names import DEFAULT_TENANT, JobKey, OfTenant, raw_key
+from windlass.model.names import JobKey, OfTenant, raw_key
 from windlass.model.outcome import Verdict
 from windlass.model.ports import Clock
 from windlass.store.data import MOST_COUNTED
@@ -55,11 +55,6 @@ def job_key(job: JobKey) -> bytes:
 
 def job_keys(jobs: Iterable[OfTenant]) -> list[bytes]:
     return [raw_key(job.id, job.tenant) for job in jobs]
-
-
-def packed_ids(texts: Iterable[str]) -> bytes:
-    """Ids of jobs of one tenant, concatenated."""
-    return b"".join(raw_key(text, DEFAULT_TENANT) for text in texts)
 
 
 # --- One statement for many rows ----------------------------------------------------------------------

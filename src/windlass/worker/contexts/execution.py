@@ -219,8 +219,9 @@ class Execution:
     stopping = threading.Lock()
     """Nothing may come between "cancelled" and "has ended": or the exception would hit the next job of that thread."""
 
-    def __init__(self, assignment: Assignment, send: SendUpdate) -> None:
-        self._assignment = assignment
+    def __init__(self, assignments: Sequence[Assignment], send: SendUpdate) -> None:
+        """`assignments`: one."""
+        self._assignment = assignment = assignments[0]
         self._send = send
         self._job: RunningJob | None = None
         self._folder: JobFolder | None = None
@@ -289,16 +290,24 @@ class Execution:
 
     def arguments(self, callee: TaskCode) -> Arguments:
         """What the task is called with."""
-        return _arguments(callee, self._assignment)
+        assignment, plan = self._assignment, callee.plan
+        try:
+            if assignment.with_results in (None, "current"):
+                return plan.unpack(assignment.payload, assignment.content_type, one=assignment.one_argument)
+            first = assignment.results[0] if assignment.with_results == "one" else assignment.results
+            return plan.unpack_rest(first, assignment.payload, assignment.content_type)
+        except Invalid as fault:
+            raise Fail(str(fault)) from None  # it would not fit the next time either
 
     def success(self, callee: TaskCode, value: Any) -> RunOutcome:
         """The outcome of a run whose task has returned this."""
         number = self._assignment.number
-        if self.cancelled:
-            return cancelled_outcome(
-                number
-            )  # it returned because it was cancelled: its result is not what was asked for
-        return RunOutcome(number, Verdict.OK, _packed(callee, value), jobs=self.spawned)
+        if self.cancelled:  # that is why it returned: its result is not what was asked for
+            return cancelled_outcome(number)
+        result = None if value is None else callee.plan.pack_result(value)  # without one, `result` is None too
+        if result is not None and len(result) > MOST_RESULT:
+            raise TooLarge(f"the result has {len(result)} bytes, at most {MOST_RESULT} are carried")
+        return RunOutcome(number, Verdict.OK, result, jobs=self.spawned)
 
     def outcomes(self, outcome: RunOutcome) -> Sequence[RunOutcome]:
         """What is reported: the outcome of each of its jobs."""
@@ -307,7 +316,21 @@ class Execution:
     @property
     def job(self) -> RunningJob:
         if self._job is None:
-            self._job = _running_job(self._assignment)
+            assignment = self._assignment
+            now = datetime.now(UTC) if assignment.timeout is not None else None  # noqa: TID251 - for people, decides nothing
+            self._job = RunningJob(
+                id=assignment.id,
+                task=assignment.task,
+                queue=assignment.queue,
+                tenant=assignment.tenant,
+                attempt=assignment.attempt,
+                priority=assignment.priority,
+                max_retry=assignment.max_retry,
+                tags=assignment.tags,
+                headers=assignment.headers,
+                created_at=datetime.fromtimestamp(assignment.created_at, UTC),
+                deadline=now + timedelta(seconds=assignment.timeout or 0) if now else None,
+            )
         return self._job
 
     @property
@@ -413,55 +436,19 @@ def _nothing() -> None:
     """Stops a run that has ended."""
 
 
-def _running_job(assignment: Assignment) -> RunningJob:
-    now = datetime.now(UTC) if assignment.timeout is not None else None  # noqa: TID251 - for people, decides nothing
-    return RunningJob(
-        id=assignment.id,
-        task=assignment.task,
-        queue=assignment.queue,
-        tenant=assignment.tenant,
-        attempt=assignment.attempt,
-        priority=assignment.priority,
-        max_retry=assignment.max_retry,
-        tags=assignment.tags,
-        headers=assignment.headers,
-        created_at=datetime.fromtimestamp(assignment.created_at, UTC),
-        deadline=now + timedelta(seconds=assignment.timeout or 0) if now else None,
-    )
-
-
-def _arguments(callee: TaskCode, assignment: Assignment) -> Arguments:
-    try:
-        if assignment.with_results in (None, "current"):
-            return callee.plan.unpack(assignment.payload, assignment.content_type, one=assignment.one_argument)
-        results = assignment.results
-        first = results[0] if assignment.with_results == "one" else results
-        return callee.plan.unpack_rest(first, assignment.payload, assignment.content_type)
-    except Invalid as fault:
-        raise Fail(str(fault)) from None  # it would not fit the next time either
-
-
-def _packed(callee: TaskCode, value: Any) -> bytes | None:
-    """A result as it is reported; without one, it is None too."""
-    result = None if value is None else callee.plan.pack_result(value)
-    if result is not None and len(result) > MOST_RESULT:
-        raise TooLarge(f"the result has {len(result)} bytes, at most {MOST_RESULT} are carried")
-    return result
-
-
 class BatchExecution(Execution):
     """What `current` stands for while one call runs several jobs. What it says, it says for each of them."""
 
-    __slots__ = ("_assignments", "_called", "_own")
+    __slots__ = ("_called", "_items", "_own")
 
     def __init__(self, assignments: Sequence[Assignment], send: SendUpdate) -> None:
         def send_for_all(update: RunUpdate) -> None:
             for one in assignments:
                 send(replace(update, number=one.number))
 
-        super().__init__(replace(assignments[0], input=False), send_for_all)
-        self._assignments = assignments
-        self._called: list[Assignment] = []
+        super().__init__([replace(assignments[0], input=False)], send_for_all)
+        self._items = {one.number: Execution([one], send) for one in assignments}
+        self._called: list[int] = []
         """Those whose arguments fit the task: they are in the list that it gets."""
         self._own: dict[int, RunOutcome] = {}
         """Outcomes that differ from that of the call, by number."""
@@ -472,14 +459,14 @@ class BatchExecution(Execution):
     def arguments(self, callee: TaskCode) -> Arguments:
         assert isinstance(callee.plan, BatchSignature)  # noqa: S101 - else there would be no batch
         items = []
-        for one in self._assignments:
+        for number, one in self._items.items():
             try:
-                _, found = _arguments(callee, one)
+                _, found = one.arguments(callee)
             except Fail as fault:
-                self._own[one.number] = outcome_of(one.number, fault)
+                self._own[number] = outcome_of(number, fault)
             else:
                 items.append(found[callee.plan.item])
-                self._called.append(one)
+                self._called.append(number)
         if not items:
             raise Fail("no call of the batch fits the task")
         return (), {callee.plan.item: items}
@@ -493,16 +480,24 @@ class BatchExecution(Execution):
             returned = f"{len(results)} results" if isinstance(results, list | tuple) else f"a {type(results).__name__}"
             advice = "return a list with a result, or an exception, for each call in its order, or None"
             raise Invalid(f"it returned {returned} for {len(self._called)} calls: {advice}", at="result")
-        for one, result in zip(self._called, results, strict=True):
-            self._own[one.number] = _outcome_of_item(callee, one.number, result)
+        for called, result in zip(self._called, results, strict=True):
+            self._own[called] = self._outcome_of_item(callee, called, result)
         return RunOutcome(number, Verdict.OK)
 
+    def _outcome_of_item(self, callee: TaskCode, number: int, result: Any) -> RunOutcome:
+        if isinstance(result, BaseException):
+            return outcome_of(number, result, callee.errors)
+        try:
+            return self._items[number].success(callee, result)
+        except WindlassError as fault:
+            return outcome_of(number, fault, callee.errors)
+
     def outcomes(self, outcome: RunOutcome) -> Sequence[RunOutcome]:
-        return [self._own.get(one.number) or replace(outcome, number=one.number) for one in self._assignments]
+        return [self._own.get(number) or replace(outcome, number=number) for number in self._items]
 
     @property
     def jobs(self) -> list[RunningJob]:
-        return [_running_job(one) for one in self._called]
+        return [self._items[number].job for number in self._called]
 
     @property
     def files(self) -> dict[str, bytes]:
@@ -523,20 +518,9 @@ class BatchExecution(Execution):
         raise Invalid(f"{NOT_IN_A_BATCH}: queue {new.task} with enqueue", at="spawn")
 
 
-def _outcome_of_item(callee: TaskCode, number: int, result: Any) -> RunOutcome:
-    if isinstance(result, BaseException):
-        return outcome_of(number, result, callee.errors)
-    try:
-        return RunOutcome(number, Verdict.OK, _packed(callee, result))
-    except WindlassError as fault:
-        return outcome_of(number, fault, callee.errors)
-
-
-def execution_of(callee: TaskCode, assignments: Sequence[Assignment], send: SendUpdate) -> Execution:
-    """What runs these jobs by one call; there are several only if the task takes batches."""
-    if isinstance(callee.plan, BatchSignature):
-        return BatchExecution(assignments, send)
-    return Execution(assignments[0], send)
+def execution_of(callee: TaskCode) -> type[Execution]:
+    """What runs a task: of several jobs by one call only if it takes batches."""
+    return BatchExecution if isinstance(callee.plan, BatchSignature) else Execution
 
 
 def is_async(callee: TaskCode) -> bool:

@@ -19,7 +19,6 @@ from typing import Any, Generic, NoReturn, TypeVar
 import msgspec
 from msgspec import Struct
 
-from windlass.call.batches import BatchOptions
 from windlass.model.errors import Invalid
 from windlass.model.job import MSGPACK, Error, Job, Reason
 from windlass.model.new_job import JobOptions, NewJob, WithResults
@@ -29,6 +28,7 @@ from windlass.model.output import Progress, Stream
 from windlass.model.schedule import NewSchedule
 from windlass.model.stdin import TERM, TERMINALS, Stdin
 from windlass.model.wire import UNENCODABLE, encodable
+from windlass.model.worker import BatchOptions
 
 LENGTH = struct.Struct(">I")
 
@@ -105,7 +105,7 @@ def assignment_of(number: int, claimed: Claimed) -> Assignment:
         claimed.files,
         job.input and job.stdin is None,
         job.one_argument,
-        _terminal_of(job),
+        "" if job.stdin is None else _terminal_of(job),
         job.with_results,
         claimed.results,
     )
@@ -336,6 +336,8 @@ class Exited(Struct, frozen=True, tag=True):
     """As `wait` returns it."""
     peak_memory: int
     """Bytes."""
+    cpu_time: float = 0.0
+    """Seconds."""
 
 
 ZygoteReport = AppInfo | ImportFailed | Forked | ForkFailed | SignalSent | Exited

@@ -6,7 +6,7 @@ The jobs are running as far as the queue knows: their leases are renewed. Knows 
 import asyncio
 from collections.abc import Callable, Mapping
 
-from windlass.call.batches import BatchOptions
+from windlass.model.worker import BatchOptions
 from windlass.worker.contexts.frames import LARGE, Assignment
 
 BatchName = tuple[str, str]

@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from queue import Empty, SimpleQueue
+from typing import NamedTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -156,6 +157,14 @@ RECHECK_AFTER = 0.005
 MOST_THREADS = 1000
 
 
+class KnownTask(NamedTuple):
+    """A task that has come before: what need not be asked for each of its jobs."""
+
+    code: TaskCode
+    is_coroutine: bool
+    execution: type[Execution]
+
+
 class SharedContext:
     """A context that runs many jobs at once."""
 
@@ -173,8 +182,8 @@ class SharedContext:
         self._outbox = ContextOutbox(link)
         self._runs: dict[int, Execution] = {}
         self._threads = Threads(most_threads, self._outbox, self._forget)
-        self._known: dict[str, tuple[TaskCode, bool]] = {}
-        """Tasks by name, and whether they are coroutine functions."""
+        self._known: dict[str, KnownTask] = {}
+        """By name."""
         self._reading = threading.Lock()
         self._blocked = False
         """Whether it was reported that the loop does not answer."""
@@ -288,8 +297,8 @@ class SharedContext:
             for one in assignments:
                 self._outbox.add_outcome(unknown_task(one))
             return
-        code, is_coroutine = known
-        run = execution_of(code, assignments, self._outbox.add_update)
+        code, is_coroutine, execution = known
+        run = execution(assignments, self._outbox.add_update)
         for one in assignments:
             self._runs[one.number] = run
         if is_coroutine:
@@ -297,11 +306,11 @@ class SharedContext:
         else:
             self._threads.put((code, assignment, run))
 
-    def _found(self, task: str) -> tuple[TaskCode, bool] | None:
+    def _found(self, task: str) -> KnownTask | None:
         code = self._tasks.get(task)
         if code is None:
             return None
-        found = self._known[task] = code, is_async(code)
+        found = self._known[task] = KnownTask(code, is_async(code), execution_of(code))
         return found
 
     async def _await(self, code: TaskCode, assignment: Assignment, run: Execution) -> None:
@@ -474,7 +483,7 @@ def _run_function(
         outbox.add_update(update)
         outbox.flush()
 
-    run = execution_of(code, [assignment], send_at_once)
+    run = execution_of(code)([assignment], send_at_once)
     for command in received:
         _obey(command, run)
     if assignment.input:

@@ -13,13 +13,13 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from windlass.call.batches import BatchOptions
 from windlass.model.job import Error, Job
 from windlass.model.operations import Claimed
 from windlass.model.outcome import Verdict
 from windlass.model.output import Stream
 from windlass.model.ports import Clock
 from windlass.model.stdin import decode
+from windlass.model.worker import BatchOptions
 from windlass.worker import WorkerOptions
 from windlass.worker.contexts.frames import Assignment, ContextUpdate, RunOutcome, RunUpdate, ShimState, assignment_of
 from windlass.worker.contexts.gathering import Gathering
@@ -237,19 +237,19 @@ class ContextRunner:
     def start(self, batch: Sequence[tuple[ActiveRun, Claimed]]) -> None:
         batches: dict[ContextProcess, list[Assignment]] = {}
         for run, claimed in batch:
-            if run.job.task in self._batches and run.cleared and not _is_alone(run.job):
-                self._runs.limit_time(run)
-                self._gathering.add(assignment_of(run.number, claimed))
-                continue
             # A job that has crashed a process gets one of its own: it takes no other jobs with it again.
             try:
                 context = self._context_for(run)
             except OSError as fault:
                 self._postpone(run, str(fault))
                 continue
+            assignment = assignment_of(run.number, claimed)
+            if run.job.task in self._batches and run.cleared and not context.isolated:
+                self._runs.limit_time(run)
+                self._gathering.add(assignment)
+                continue
             self._place(run, context)
             run.takes_messages = run.job.input
-            assignment = assignment_of(run.number, claimed)
             if run.cleared:
                 batches.setdefault(context, []).append(assignment)
             else:
@@ -287,7 +287,8 @@ class ContextRunner:
         job = run.job
         if job.on_lost == "adopt" and job.stdin is None and self._kept is not None:
             return self._keep(run, self._kept)
-        return self._fork_alone(run) if _is_alone(job) else self._least_busy()
+        alone = job.isolate or job.crashes or job.on_lost == "adopt"
+        return self._fork_alone(run) if alone else self._least_busy()
 
     def _keep(self, run: ActiveRun, runs: KeptRuns) -> KeptProcess:
         folder = runs.make(run.job.tenant, run.id, run.token)
@@ -347,7 +348,7 @@ class ContextRunner:
     def _place(self, run: ActiveRun, context: ContextProcess) -> None:
         self._context_of[run.number] = context
         context.runs.add(run.number)
-        run.pid = context.pid
+        run.pid, run.alone = context.pid, context.isolated
 
     def _begin(self, run: ActiveRun) -> None:
         """Report that a run begins, if it is held for that, as soon as it has a process; then let it start."""
@@ -549,7 +550,7 @@ class ContextRunner:
         """A context is exiting, or has; its status comes later."""
         self._remove(context)
 
-    def exited(self, context: ContextProcess, status: int, peak_memory: int) -> None:
+    def exited(self, context: ContextProcess, status: int, peak_memory: int, cpu_time: float) -> None:
         outcome = self._outcomes.pop(context, None)
         tail = self._tails.pop(context, "")
         if context.opening:
@@ -567,6 +568,8 @@ class ContextRunner:
                 continue
             if outcome is None and context.stdin is not None and os.WIFEXITED(status):
                 outcome = exited_by_itself(run, os.WEXITSTATUS(status))
+            if context.isolated and peak_memory:
+                run.used = peak_memory, cpu_time
             self._finish(run, outcome or crashed(run, status, peak_memory, tail))
 
     def fork_failed(self, context: ContextProcess, why: str) -> None:
@@ -610,16 +613,12 @@ class ContextRunner:
         self._runs.finish(run, outcome)
 
     def _forget(self, run: ActiveRun) -> None:
-        self._batch_of.pop(run.number, None)
+        if self._batches:
+            self._batch_of.pop(run.number, None)
         if (context := self._context_of.pop(run.number, None)) is not None:
             context.runs.discard(run.number)
             if self._held.pop(run.number, None) is not None and context.isolated:
                 self._processes.kill(context, signal.SIGKILL)  # it waits for a job that will not come
-
-
-def _is_alone(job: Job) -> bool:
-    """Whether it gets a process of its own: asked for, or because it has crashed one."""
-    return job.isolate or job.crashes > 0 or job.on_lost == "adopt"
 
 
 def _is_merged(job: Job) -> bool:

@@ -2,7 +2,7 @@
 /** One job: what it waits for, what became of it, what it was given and gave back. */
 
 import { html, useEffect, useRef, useState } from "./vendor/htm-preact-3.1.1.js";
-import { FINISHED, bytes, number, queue, span, word } from "./api.js";
+import { FINISHED, bytes, number, queue, span, used, word } from "./api.js";
 import { live } from "./live.js";
 import { Action, Fault, JobLink, JobsLink, Link, Menu, Panel, Since, State, Table, Time, ask, exact, json, moves, pretty, sure, useAsked, useNow } from "./parts.js";
 
@@ -75,7 +75,7 @@ function Why({ api, job, can }) {
   const now = useNow();
   if (job.state === "running") {
     const left = job.deadline ? (new Date(job.deadline).getTime() - now) / 1000 : undefined;
-    return html`<div class="note-line run">Runs on ${job.node || "a worker"}${job.pid ? ` in process ${job.pid}` : ""} for <${Since} at=${job.started_at} />${left === undefined ? "" : `; it is stopped in ${span(Math.max(0, left))}`}.${job.reason ? ` It was ordered to stop or to take less time: ${job.reason}.` : ""}</div>`;
+    return html`<div class="note-line run">Runs on ${job.node || "a worker"}${job.pid ? ` in process ${job.pid}` : ""} for <${Since} at=${job.started_at} />${left === undefined ? "" : `; it is stopped in ${span(Math.max(0, left))}`}.${job.usage ? ` It uses ${used(job.usage)}.` : ""}${job.reason ? ` It was ordered to stop or to take less time: ${job.reason}.` : ""}</div>`;
   }
   if (!waits) return null;
   const estimate = asked.data, passed = (now - asked.at) / 1000;
@@ -162,7 +162,7 @@ function Attempts({ job }) {
   return html`<${Panel} title=${job.errors.length === 1 ? "Failed run" : `${job.errors.length} failed runs`}>${[...job.errors].reverse().map((error, place) => html`<div class="body attempt" key=${job.errors.length - place}>
     <div class="row"><strong>${error.attempt ? `Run ${error.attempt}` : "Not run"}</strong><span class="badge bad">${error.type || error.reason}</span><span class="grow"></span><${Time} at=${error.at} /></div>
     ${error.message && html`<div class="gap-small">${error.message}</div>`}
-    <div class="dim small">${[error.node && `on ${error.node}`, error.pid && `process ${error.pid}`, error.worker && `worker ${error.worker.slice(0, 8)}`, error.reason && `reason ${error.reason}`].filter(Boolean).join(" · ")}</div>
+    <div class="dim small">${[error.node && `on ${error.node}`, error.pid && `process ${error.pid}`, error.peak_memory && `at most ${bytes(error.peak_memory)} of memory, ${span(error.cpu_time ?? 0)} of CPU time`, error.worker && `worker ${error.worker.slice(0, 8)}`, error.reason && `reason ${error.reason}`].filter(Boolean).join(" · ")}</div>
     ${error.traceback && html`<details open=${place === 0}><summary class="dim small">Traceback</summary><pre>${error.traceback}</pre></details>`}</div>`)}<//>`;
 }
 

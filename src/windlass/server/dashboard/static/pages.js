@@ -2,7 +2,7 @@
 /** Queues, workers, schedules, limits, handlers, tokens and the audit log. */
 
 import { html, useState } from "./vendor/htm-preact-3.1.1.js";
-import { bytes, clock, number, queue, span, word } from "./api.js";
+import { bytes, clock, number, queue, span, used, word } from "./api.js";
 import { NewWait, QueueName, Tiers, limitsOf, queueKey, queuesOf } from "./overview.js";
 import { Action, Empty, Fault, JobLink, JobsLink, Panel, Since, State, Table, Time, Use, ask, exact, json, pretty, sure, moves, useAsked, useNow } from "./parts.js";
 
@@ -124,7 +124,7 @@ function RunningJobs({ api, worker }) {
   const page = useAsked(() => api.get("/jobs", { worker, state: "running", limit: MOST_RUNNING, order: "newest" }), [worker], 2000).data;
   if (!page) return html`<div class="sub">…</div>`;
   if (!page.jobs.length) return html`<div class="sub">runs nothing now</div>`;
-  return html`<ul class="plain-list gap-small">${page.jobs.map((/** @type {any} */ job) => html`<li class="row"><a href=${`#/job/${job.tenant}/${job.id}`}>${job.task}</a><span class="dim small">for <${Since} at=${job.started_at} /></span><span class="dim small">${job.progress?.note ?? ""}</span></li>`)}
+  return html`<ul class="plain-list gap-small">${page.jobs.map((/** @type {any} */ job) => html`<li class="row"><a href=${`#/job/${job.tenant}/${job.id}`}>${job.task}</a><span class="dim small">for <${Since} at=${job.started_at} /></span><span class="dim small">${[used(job.usage), job.progress?.note].filter(Boolean).join(" · ")}</span></li>`)}
     ${page.next && html`<li><${JobsLink} q=${`state:running worker:${worker}`}>all of them<//></li>`}</ul>`;
 }
 

@@ -34,21 +34,28 @@ register('tenants_with', READS, function(args)
   return out
 end)
 
--- The result of a job, unless its time is over. A result that may be read once is dropped, but for the job that follows.
--- args →  id, 1 if it counts as read, else 0
--- returns →  content type, zero byte, data; or nothing
-register('result', FREES_MEMORY, function(args)
-  local id = args[2]
-  local job = load(id)
-  if not job or not has(job, RESULT) then return false end
-  local once = has(job, ONCE)
-  if bit.band(job[FLAGS], TIMED) == TIMED then
+-- The result of a job, unless its time is over. Its flags are read from the beginning of its record: loading it whole would
+-- take longer than all the rest.
+local function result_of(id, counts_as_read)
+  local flags = string.byte(redis.call('GETRANGE', K .. 'j' .. id, '3', '3')) or 0
+  if bit.band(flags, RESULT) == 0 then return false end
+  local once = bit.band(flags, ONCE) ~= 0
+  if bit.band(flags, TIMED) == TIMED then
     if tonumber(redis.call('ZSCORE', K .. ':gone', id)) <= now then return false end
     once = struct.unpack(HOLD, redis.call('GET', K .. 'h' .. id)) == 1
   end
   local result = redis.call('GET', K .. 'r' .. id)
-  if once and args[3] == '1' then spend(job) end
+  if once and counts_as_read then spend(load(id)) end
   return result
+end
+
+-- The results of jobs. One that may be read once is dropped, but for the job that follows.
+-- args →  1 if they count as read, else 0; id, …
+-- returns →  per job: content type, zero byte, data; or nothing
+register('results', FREES_MEMORY, function(args)
+  local out = {}
+  for i = 3, #args do out[i - 2] = result_of(args[i], args[2] == '1') end
+  return out
 end)
 
 -- The output of a job.

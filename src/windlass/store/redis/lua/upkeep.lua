@@ -105,6 +105,7 @@ end)
 local function take_off(id, name, score)
   if redis.call('EXISTS', K .. 'c' .. id) == 1 or redis.call('ZSCORE', K .. ':completed', name) ~= score then return end
   redis.call('ZREM', K .. ':completed', name)
+  if redis.call('EXISTS', K .. 'k' .. id, K .. 't' .. id) == 0 then return end -- only others wait for it: nothing follows it
   redis.call('DEL', K .. 'k' .. id)
   local job = load(id)
   if not job or not has(job, FOLLOWED) then redis.call('DEL', K .. 't' .. id) end
