@@ -21,7 +21,7 @@ from windlass.cli.target import Queue
 from windlass.model import duration
 from windlass.model.errors import Invalid, WindlassError
 from windlass.model.estimate import Estimate, Why
-from windlass.model.job import FINISHED, PENDING, Error, Job, State
+from windlass.model.job import FINISHED, PENDING, Error, Job, Reason, State
 from windlass.model.lifecycle import STOP_ORDERS
 from windlass.model.new_job import JobOptions
 from windlass.model.operations import GetOutput, GetResult, Result, Show
@@ -249,7 +249,8 @@ def job_note(job: Job, now: datetime) -> str:
     if job.state is State.SUCCEEDED and job.started_at and job.finished_at:
         return f"took {console.span((job.finished_at - job.started_at).total_seconds())}"
     if job.state is State.CANCELLED and job.finished_at:
-        return console.ago(job.finished_at, now)
+        why = "" if job.reason in (None, Reason.CANCELLED) else f"{job.reason}, "
+        return f"{why}{console.ago(job.finished_at, now)}"
     return pending_note(job, now)
 
 
