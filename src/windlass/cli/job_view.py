@@ -38,6 +38,9 @@ WAIT_MOST = 30.0
 MOST_STEPS_SHOWN = 20
 """Finished steps in the list, the newest."""
 
+MOST_PARENTS_SHOWN = 10
+"""Jobs in the list that it comes after, the first of them."""
+
 MOST_ERRORS = 5
 """Errors in the list, the newest; the last one is shown in full."""
 
@@ -105,6 +108,7 @@ def _rows(job: Job, estimate: Estimate, now: datetime) -> Iterator[tuple[str, Te
         yield "worker", Text(job.worker + where + (f", process {job.pid}" if job.pid else ""))
     if job.usage is not None:
         yield "uses", Text(usage_text(job.usage))
+    yield from _relatives(job)
     for name, text in _changed_options(job):
         yield name, Text(text)
     for name, value in job.annotations.items():
@@ -116,6 +120,15 @@ def usage_text(usage: RunUsage) -> str:
     parts += [f"{usage.cpu:.1f} CPUs"] if usage.cpu is not None else []
     parts += [f"{console.size(usage.output)} of output so far"] if usage.output else []
     return ", ".join(parts)
+
+
+def _relatives(job: Job) -> Iterator[tuple[str, Text]]:
+    """The jobs before it, and the one that follows it."""
+    if job.after:
+        more = f" and {len(job.after) - MOST_PARENTS_SHOWN} more" if len(job.after) > MOST_PARENTS_SHOWN else ""
+        yield "after", Text(", ".join(job.after[:MOST_PARENTS_SHOWN]) + more)
+    if job.follow_up is not None:
+        yield "follow-up", Text(job.follow_up)
 
 
 def _steps(steps: Sequence[StepEntry], now: datetime) -> Iterator[tuple[str, Text]]:

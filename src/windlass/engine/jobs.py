@@ -5,6 +5,7 @@ finish and fail by hand.
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import suppress
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -14,7 +15,8 @@ from msgspec.structs import replace
 from windlass.engine.context import MOST_ROUNDS, POLL_EVERY, EngineContext, fence, touch_every
 from windlass.engine.newest import list_newest
 from windlass.model import lifecycle, stdin, wire
-from windlass.model.errors import Busy, Conflict, Invalid, TooLarge
+from windlass.model.errors import Busy, Conflict, Invalid, TooLarge, WindlassError
+from windlass.model.health import Health
 from windlass.model.job import FINISHED, Job, Reason, State
 from windlass.model.lifecycle import STOP_ORDERS, TABLE, Move, Step
 from windlass.model.match import Match, index_only, matches, states
@@ -30,6 +32,7 @@ from windlass.model.operations import (
     Delivered,
     FailByHand,
     FinishByHand,
+    GetHealth,
     GetOutput,
     GetProgress,
     GetResult,
@@ -233,6 +236,15 @@ def _payload_value(record: Record) -> object:
         return wire.value(record.payload or b"", record.job.content_type)
     except Invalid:
         return None  # it has no fields to match
+
+
+async def get_health(context: EngineContext, operation: GetHealth) -> Health:
+    space = context.store.space
+    if space is None or operation.tenant != EVERY_TENANT:
+        return Health()
+    with suppress(WindlassError):  # a server that may not be asked about itself, or a part that is away
+        return Health(store=await space.read())
+    return Health()
 
 
 async def get_stats(context: EngineContext, operation: GetStats) -> Stats:
@@ -497,6 +509,7 @@ ANSWERS: dict[type[Operation[Any]], Callable[[EngineContext, Any], Awaitable[Any
     FailByHand: fail_by_hand,
     LowerTimeout: lower_timeout,
     GetStats: get_stats,
+    GetHealth: get_health,
     Output: output,
     GetOutput: get_output,
     Send: send,

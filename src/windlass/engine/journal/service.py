@@ -49,10 +49,11 @@ from windlass.engine.new_jobs import (
 from windlass.model.errors import Conflict, Invalid, JournalFull, PartAway, Unavailable, WindlassError
 from windlass.model.estimate import Estimate
 from windlass.model.events import Event
+from windlass.model.health import Health, JournalHealth
 from windlass.model.job import Job, Reason
 from windlass.model.lifecycle import enter
 from windlass.model.match import Match
-from windlass.model.names import ID_SIZE, JobKey, check_id, key_of, texts_like
+from windlass.model.names import EVERY_TENANT, ID_SIZE, JobKey, check_id, key_of, texts_like
 from windlass.model.new_job import JobOptions, NewJob, Terms
 from windlass.model.operations import (
     A,
@@ -71,6 +72,7 @@ from windlass.model.operations import (
     GetEstimate,
     GetFile,
     GetFiles,
+    GetHealth,
     GetOutput,
     GetProgress,
     GetQueueEstimate,
@@ -142,6 +144,8 @@ class Journaled:
                 answer = await self._enqueue_lines(validated(operation))
             case Show() | GetResult() if not self._drainer.flows or self._drainer.some_away:
                 answer = await self._look(operation)
+            case GetHealth():
+                answer = await self._health(validated(operation))
             case _:
                 answer = await self._ask(operation)
         return cast("A", answer)
@@ -338,6 +342,14 @@ class Journaled:
                 "try again later"
             )
         return await self._engine(operation)
+
+    async def _health(self, operation: GetHealth) -> Health:
+        health = await self._engine(operation) if self._drainer.up else Health()
+        if operation.tenant != EVERY_TENANT:
+            return health
+        waiting = await self._journal.count(self._journal.drained)
+        all_there = self._drainer.up and self._drainer.flows and not self._drainer.some_away
+        return replace(health, journal=JournalHealth(waiting=waiting, fault="" if all_there else self._drainer.fault))
 
     async def _ask(self, operation: Operation[A]) -> A:
         if not self._drainer.up:
