@@ -520,7 +520,8 @@ def test_a_job_that_was_asked_to_stop_is_not_asked_again(windlass: Windlass, fil
         await engine(Claim(tenant=file.tenant, worker=await file.register(engine), slots=1))
 
     file.do(claim)
-    assert windlass("jobs", "cancel", id).out == "cancelled 1 job\n"
+    assert windlass("jobs", "cancel", id).out == "1 running job will be cancelled once it has stopped\n"
+    assert "attempt 1, stopping (cancelled)" in windlass("jobs", "ls").out
     again = windlass("jobs", "cancel", id)
     assert (again.status, again.err) == (4, f"windlass: id: job {id} is running: it was asked to stop already\n")
 

@@ -21,7 +21,8 @@ from windlass.cli.target import Queue
 from windlass.model import duration
 from windlass.model.errors import Invalid, WindlassError
 from windlass.model.estimate import Estimate, Why
-from windlass.model.job import FINISHED, PENDING, Error, Job, State
+from windlass.model.job import FINISHED, PENDING, Error, Job, Reason, State
+from windlass.model.lifecycle import STOP_ORDERS
 from windlass.model.new_job import JobOptions
 from windlass.model.operations import GetOutput, GetResult, Result, Show
 from windlass.model.output import Chunk, Progress, RunUsage
@@ -249,7 +250,8 @@ def pending_note(job: Job, now: datetime) -> str:
     if job.state is State.RUNNING and job.progress is not None:
         parts.append(progress_text(job.progress))
     if job.reason and job.state not in FINISHED:
-        parts.append(f"({job.reason})")
+        stopping = "stopping " if job.state is State.RUNNING and job.reason in STOP_ORDERS else ""
+        parts.append(f"{stopping}({job.reason})")
     return ", ".join(parts)
 
 
@@ -260,7 +262,8 @@ def job_note(job: Job, now: datetime) -> str:
     if job.state is State.SUCCEEDED and job.started_at and job.finished_at:
         return f"took {console.span((job.finished_at - job.started_at).total_seconds())}"
     if job.state is State.CANCELLED and job.finished_at:
-        return console.ago(job.finished_at, now)
+        why = "" if job.reason in (None, Reason.CANCELLED) else f"{job.reason}, "
+        return f"{why}{console.ago(job.finished_at, now)}"
     return pending_note(job, now)
 
 

@@ -436,13 +436,14 @@ def _bulk(action: Action, possible: frozenset[State]) -> Callable[[EngineContext
         if (operation.ids is None) == (operation.match is None):
             raise Invalid("select jobs either by ids or by match", at="ids")
         if operation.ids is not None:
-            return Changed(changed=await _act_on_ids(context, operation, operation.ids, action))
+            return await _act_on_ids(context, operation, operation.ids, action)
         match = operation.match or Match()
-        changed = 0
+        changed = stopping = 0
         async for records in _scan(context, operation.tenant, match, states(match) & possible):
             keys = [key_of(record.job) for record in records]
-            changed += await _act(context, operation, keys, action, match)
-        return Changed(changed=changed)
+            some = await _act(context, operation, keys, action, match)
+            changed, stopping = changed + some.changed, stopping + some.stopping
+        return Changed(changed=changed, stopping=stopping)
 
     return answer
 
@@ -467,7 +468,7 @@ async def delete(context: EngineContext, operation: Delete) -> Changed:
     return await _delete_all_finished(context, operation)
 
 
-async def _act_on_ids(context: EngineContext, operation: Selection, ids: list[str], action: Action) -> int:
+async def _act_on_ids(context: EngineContext, operation: Selection, ids: list[str], action: Action) -> Changed:
     found = await _named_keys(context, ids, operation.tenant)
     if len(ids) == 1:
         await context.find(ids[0], operation.tenant)
@@ -475,17 +476,24 @@ async def _act_on_ids(context: EngineContext, operation: Selection, ids: list[st
     return await _act(context, operation, keys, action, Match())
 
 
-async def _act(context: EngineContext, operation: Selection, keys: list[JobKey], action: Action, match: Match) -> int:
+async def _act(
+    context: EngineContext, operation: Selection, keys: list[JobKey], action: Action, match: Match
+) -> Changed:
     bare = replace(match, payload={})  # the payload was matched before
+    running: dict[JobKey, bool] = {}
 
     def decide(record: Record, _: datetime) -> Move | None:
         job = record.job
+        running[key_of(job)] = job.state is State.RUNNING
         return action(job) if matches(bare, job) else None
 
-    if not operation.dry_run:
-        return len(await context.move_jobs(keys, decide))
-    reading = await context.store.jobs.read(list(dict.fromkeys(keys)))
-    return sum(record is not None and decide(record, reading.now) is not None for record in reading.records)
+    if operation.dry_run:
+        reading = await context.store.jobs.read(list(dict.fromkeys(keys)))
+        found = [record for record in reading.records if record is not None]
+        changed = {key_of(record.job) for record in found if decide(record, reading.now) is not None}
+    else:
+        changed = await context.move_jobs(keys, decide)
+    return Changed(changed=len(changed), stopping=sum(running[key] for key in changed))
 
 
 ANSWERS: dict[type[Operation[Any]], Callable[[EngineContext, Any], Awaitable[Any]]] = {

@@ -100,10 +100,12 @@ class Number(Struct, frozen=True, kw_only=True):
     count: int
 
 
-class Changed(Struct, frozen=True, kw_only=True):
+class Changed(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How many jobs an action changed, or would change in a dry run."""
 
     changed: int
+    stopping: int = 0
+    """How many of them run: they are `running` until they have been stopped, or until their lease has ended."""
 
 
 class QueueStats(Struct, frozen=True, kw_only=True):
