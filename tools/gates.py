@@ -43,9 +43,6 @@ RETIRED = re.compile(r"^- `(?P<word>[^`]+)` → ", re.MULTILINE)
 PROGRAMS = ("src", "bench", "tools")
 """Folders whose sentences are checked, too; tests only for names."""
 
-OLD_FORMATS = ("from_", "format_", "test_sqlite_formats")
-"""Migrations, which name what was there before."""
-
 
 def retired_words() -> tuple[list[str], list[str]]:
     """Names, and words of sentences, as docs/glossary.md lists them."""
@@ -68,7 +65,7 @@ def words() -> Iterator[str]:
     everywhere = re.compile(rf"(?<![A-Za-z:/])(?:{names})(?![A-Za-z])")
     in_programs = re.compile(rf"(?<![A-Za-z:/])(?:{names}|{prose})(?![A-Za-z])")
     for file in texts():
-        if file in (GLOSSARY, Path(__file__)) or file.name.startswith(OLD_FORMATS):
+        if file in (GLOSSARY, Path(__file__)):
             continue
         pattern = everywhere if "tests" in file.relative_to(ROOT).parts else in_programs
         for number, line in enumerate(file.read_text().splitlines(), start=1):

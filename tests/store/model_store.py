@@ -88,6 +88,7 @@ from windlass.store.optional import (
     LocalDisk,
     Preparation,
     StepStore,
+    StoreSpace,
     audit_cursor,
 )
 from windlass.store.protocol import EventStore, FlowStore, JobStore, RecordStore, WorkerStore
@@ -169,7 +170,7 @@ class Entry:
         if self.token is not None or self.job.state in FINISHED:
             self.input, self.sent, self.got = [], 0, 0
         self.token = self.lease_until = self.seconds = None
-        self.change(assigned=None)
+        self.change(assigned=None, usage=None)
 
 
 @dataclass
@@ -388,6 +389,8 @@ class ModelJobs:
             entry.change(pid=beat.pid, updated_at=now)
         if beat.progress is not None:
             entry.change(progress=beat.progress, updated_at=now)
+        if beat.usage is not None:
+            entry.change(usage=beat.usage)
         entry.note(beat.ran)
         if beat.files_loaded:
             entry.files = {}
@@ -509,7 +512,7 @@ class ModelJobs:
         if (adopter := move.adopter) is not None:
             entry.token, entry.lease_until = adopter.token, later(now, adopter.lease)
             place = {"worker": adopter.worker, "node": adopter.node or None}
-            entry.change(**place, adopted_by=adopter.worker, adopted_at=adopter.at)
+            entry.change(**place, adopted_by=adopter.worker, adopted_at=adopter.at, usage=None)
 
     def _allows(self, entry: Entry, move: Move, now: datetime) -> bool:
         job = entry.job
@@ -929,6 +932,7 @@ class ModelStore:
         self.events: EventStore = events
         self.journal: JournalTarget | None = None
         self.disk: LocalDisk | None = None
+        self.space: StoreSpace | None = None
         self.prepare: Preparation | None = None
         self.audit: AuditStore | None = ModelAudit(clock)
         self.files: FileStore | None = None

@@ -8,9 +8,11 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import apsw
 import pytest
 from msgspec import Raw
 from msgspec.structs import asdict, replace
@@ -65,6 +67,20 @@ def exists(store: SqliteStore, id: str) -> bool:
 
 def count(store: SqliteStore) -> int:
     return sum(tally.count for tally in run_sync(store.jobs.counts("-")).jobs)
+
+
+def test_a_lone_job_writes_five_pages_of_the_log(path: Path, store: SqliteStore) -> None:
+    """Its row, three indices, and its lane."""
+    add(store)
+    sql = apsw.Connection(str(path))
+    ends = []
+    for _ in range(10):
+        add(store)
+        assert sql.execute("SELECT max(seq) FROM job").get  # else it knows only what it has read before
+        end, _ = sql.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)
+        ends.append(end)
+    sql.close()
+    assert [after - before for before, after in pairwise(ends)] == [5] * 9
 
 
 def test_sync_code_queues_and_reads_jobs_in_a_file_without_another_thread(path: Path) -> None:

@@ -16,7 +16,7 @@ from windlass.model.lifecycle import cancel, delete, enter, finish, lose, releas
 from windlass.model.names import DEFAULT_TENANT, JobKey, fresh_id
 from windlass.model.new_job import NewJob
 from windlass.model.outcome import Outcome, Verdict
-from windlass.model.output import Progress
+from windlass.model.output import NewChunk, Progress
 from windlass.model.retry import RetryPolicy
 from windlass.store.data import (
     ClaimRequest,
@@ -458,6 +458,29 @@ async def test_the_next_run_begins_with_a_clean_slate(world: World) -> None:
     second = (await world.take(world.worker(id="w2"))).job
     assert (second.pid, second.progress, second.reason, second.worker) == (None, None, None, "w2")
     assert second.started_at == world.clock.now()
+
+
+async def test_the_job_that_comes_after_a_deleted_one_has_nothing_of_it(world: World) -> None:
+    first = await world.add(payload=b"x" * 5000, max_retry=1, keep_success=100)
+    taken = await world.take()
+    error = Error(message="first time")
+    retried = finish(taken.job, Outcome(verdict=Verdict.ERROR, error=error, delay=1), world.clock.now(), 0.0)
+    assert await world.apply(retried, taken)
+    world.clock.advance(1)
+    await world.store.jobs.sweep(Sweep.PROMOTE, 10)
+    taken = await world.take()
+    await world.store.jobs.post(JobKey(first, DEFAULT_TENANT), b"message")
+    await world.touch(taken, progress=Progress(done=1), output=[NewChunk(stream="stdout", data=b"text")])
+    assert await world.succeed(taken, b"result")
+    assert await world.apply(delete(await world.job(first)))
+    second = await world.add()
+    taken = await world.take()
+    assert (taken.job.id, taken.payload) == (second, b"\xc0")
+    assert (taken.job.progress, taken.job.errors, taken.job.attempt) == (None, [], 1)
+    assert await world.output(second, 0, 10) == []
+    assert (await world.touch(taken, messages_after=0)).messages == []
+    assert await world.succeed(taken)
+    assert await world.result(second) is None
 
 
 async def test_many_claims_at_once_share_the_jobs_between_them(world: World) -> None:

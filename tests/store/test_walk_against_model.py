@@ -39,7 +39,7 @@ from windlass.model import wire
 from windlass.model.errors import WindlassError
 from windlass.model.job import PENDING, Error, Job, Reason, State
 from windlass.model.match import Match
-from windlass.model.names import fresh_id, key_of, keyed_id
+from windlass.model.names import fresh_id, key_of, keyed_id, marked_id
 from windlass.model.new_job import NewJob
 from windlass.model.operations import (
     Accepted,
@@ -76,7 +76,7 @@ from windlass.model.operations import (
     Workers,
 )
 from windlass.model.outcome import CODES, Verdict
-from windlass.model.output import MOST_CHUNK, MOST_MESSAGE, Chunk, NewChunk, Progress
+from windlass.model.output import MOST_CHUNK, MOST_MESSAGE, Chunk, NewChunk, Progress, RunUsage
 from windlass.model.retry import FROM_START, UNTIL_DEADLINE
 from windlass.model.retry import RetryPolicy as Policy
 from windlass.model.worker import NewWorker
@@ -198,6 +198,8 @@ PRINTS = st.lists(st.tuples(some_of(("stdout", "stderr", "log")), some_of((0, 1,
 HEARD = some_of((None, 0, 1, 2, 5))
 """The last message that a job has."""
 
+USES = seldom(RunUsage(memory=2**30, cpu=0.5), RunUsage(output=7))
+
 ENDS = st.fixed_dictionaries(
     {
         "outcome": some_of((*Verdict, Verdict.OK, Verdict.OK)),
@@ -317,6 +319,9 @@ class Walk(RuleBasedStateMachine):
             return replace(new, id=fresh_id(name, new.queue))
         if isinstance(name, int):
             others = [entry.job for entry in self.specification.entries(*State) if entry.job.tenant != tenant]
+            others = [
+                job for job in others if job.id == marked_id(job.id, job.queue)
+            ]  # it was not moved to a far queue
             if name < len(others):
                 return replace(new, queue=others[name].queue, id=others[name].id)
             (other,) = {*TENANTS} - {tenant}
@@ -511,18 +516,18 @@ class Walk(RuleBasedStateMachine):
         old=holds,
         which=WHICH,
         lie=LIES,
-        says=st.tuples(seldom(1, 2**32 - 1), seldom(Progress(done=0.5, total=2, note="half")), PRINTS, HEARD),
+        says=st.tuples(seldom(1, 2**32 - 1), seldom(Progress(done=0.5, total=2, note="half")), PRINTS, HEARD, USES),
         lost=st.booleans(),
     )
     def show_life(self, old: Hold, which: list[int], lie: str | None, says: tuple[Any, ...], lost: bool) -> None:
-        pid, progress, prints, heard = says
+        pid, progress, prints, heard, usage = says
         output = [NewChunk(stream=stream, data=b"\xff" * size) for stream, size in prints]
         holds = [*self.held_now(*which), old]
         worker, tenant = holds[0].worker, self.tenants[holds[0].worker]
         began = [
             Began(id=held.id, token=said(held, lie), tenant=self.whose(held, worker), pid=pid or 7) for held in holds
         ]
-        news = {"progress": progress, "output": output, "heard": heard}
+        news = {"progress": progress, "output": output, "heard": heard, "usage": usage}
         alive = [Alive(id=held.id, token=said(held, lie), tenant=self.whose(held, worker), **news) for held in holds]
         for operation in (
             Renew(tenant=tenant, worker=worker, jobs=alive),

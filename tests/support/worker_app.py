@@ -431,6 +431,28 @@ def eat(megabytes: int) -> None:
     time.sleep(60)
 
 
+@app.task(isolate=True)
+def burn(megabytes: int, children: int = 0) -> None:
+    """Takes memory and a CPU, also in so many child processes, until the test lets it go. Then it fails."""
+    taken = b"x" * (megabytes << 20)
+    print("burning", flush=True)  # noqa: T201
+    if not all(os.fork() for _ in range(children)):
+        children = -1
+    note("start", "burn", os.getpid())
+    while not NOTES.with_name("let go").exists():
+        sum(range(10_000))
+    if children < 0:
+        os._exit(0)
+    raise ValueError(len(taken))
+
+
+@app.task
+def say_and_stay(word: str) -> None:
+    print(word, flush=True)  # noqa: T201
+    while not NOTES.with_name("let go").exists():
+        time.sleep(0.02)
+
+
 @app.task
 def swell(megabytes: int) -> int:
     """Take memory and never give it back."""

@@ -124,6 +124,22 @@ def test_workers_show_what_they_use(dashboard: Dashboard) -> None:
     expect(row).to_contain_text("25 %")
 
 
+@on_one_store
+def test_a_running_job_shows_what_it_uses(dashboard: Dashboard) -> None:
+    run = dashboard.running("mail")
+    dashboard.report(run, usage={"memory": 200 * 2**20, "cpu": 1.5, "output": 2048})
+    page = dashboard.page()
+    page.goto(f"/#/job/{dashboard.tenant}/{run[1]}")
+    expect(page.get_by_text("It uses 200.0 MiB of memory, 150 % of a CPU, 2.0 KiB of output.")).to_be_visible()
+    page.goto("/#/workers")
+    page.get_by_role("button", name="1 of 1").click()
+    expect(page.get_by_role("row").filter(has_text="mail")).to_contain_text("200.0 MiB of memory")
+    error = {"type": "E", "message": "no", "peak_memory": 2**30, "cpu_time": 3.5}
+    dashboard.finish(run, "failed", error=error)
+    page.goto(f"/#/job/{dashboard.tenant}/{run[1]}")
+    expect(page.get_by_text("at most 1.0 GiB of memory, 3.5 s of CPU time")).to_be_visible()
+
+
 def test_an_action_on_all_that_match_a_field_of_the_payload_leaves_the_others(dashboard: Dashboard) -> None:
     kept, cancelled = dashboard.queued(payload={"n": 1}), dashboard.queued(payload={"n": 5})
     page = dashboard.page()

@@ -24,7 +24,7 @@ from windlass.model.job import Job as Record
 from windlass.model.job import Reason, State
 from windlass.model.operations import GetOutput, Workers
 from windlass.worker import linux
-from windlass.worker.linux import SHIM, UsageMeter
+from windlass.worker.linux import SHIM, OwnProcess, UsageMeter
 
 SHORT_LEASE = "1s"
 
@@ -293,18 +293,19 @@ def test_a_worker_counts_what_the_jobs_that_it_adopted_use(harness: WorkerHarnes
 def test_cpu_time_from_before_an_adoption_is_not_of_the_adopter(monkeypatch: pytest.MonkeyPatch) -> None:
     used = {os.getpid(): 10.0, 77: 5000.0}
     monkeypatch.setattr(linux, "cpu_time", lambda pid: used.get(pid, 0.0))
-    monkeypatch.setattr(linux, "descendants", lambda _: [])
+    monkeypatch.setattr(linux, "children", lambda _: [])
     clock = VirtualClock()
     meter = UsageMeter(clock)
+    adopted = {1: OwnProcess(77, None)}
     for _ in range(2):
         used |= {os.getpid(): used[os.getpid()] + 0.5, 77: used[77] + 0.25}
         clock.advance(1.0)
-        assert meter.read([])[1] == 0.5
+        assert meter.read({})[1] == 0.5
     clock.advance(1.0)
-    assert meter.read([77])[1] == 0.0
+    assert meter.read(adopted)[1] == 0.0
     used[77] += 0.75
     clock.advance(1.0)
-    assert meter.read([77])[1] == 0.75
+    assert meter.read(adopted)[1] == 0.75
 
 
 def test_a_job_whose_machine_is_gone_fails_when_its_own_lease_is_over(harness: WorkerHarness) -> None:

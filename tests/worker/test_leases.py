@@ -1,7 +1,7 @@
 """Signs of life of a worker: what it asks of its queue, and how often."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, cast
 
@@ -12,9 +12,11 @@ from windlass.model.errors import Unavailable
 from windlass.model.job import Job, State
 from windlass.model.operations import A, Applied, Finish, Finished, Operation, Release, Renew, Renewed
 from windlass.model.outcome import Verdict
+from windlass.model.output import RunUsage
 from windlass.system import SystemClock
 from windlass.worker.claims import Registration, WorkerNames
 from windlass.worker.leases import Leases
+from windlass.worker.linux import OwnProcess, UsageMeter
 from windlass.worker.reports import Reports
 from windlass.worker.runs import ActiveRun, Runner, RunTable
 
@@ -105,6 +107,46 @@ async def test_a_job_that_goes_on_is_asked_about_though_others_had_ended_before(
     while not (question := await asyncio.wait_for(queue.asked.get(), PATIENCE)).jobs:
         pass
     assert [one.id for one in question.jobs] == ["j"]
+
+
+class Meter:
+    """Stands for one that finds the same each time."""
+
+    def read(self, runs: Mapping[int, OwnProcess]) -> tuple[int, float, dict[int, RunUsage]]:
+        return 10, 0.5, {number: RunUsage(memory=own.pid) for number, own in runs.items()}
+
+
+async def test_what_runs_use_is_reported_now_and_then_with_a_renewal(
+    queue: Queue, runs: RunTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("windlass.worker.leases.YOUNG", YOUNG)
+    monkeypatch.setattr("windlass.worker.leases.MEASURE_EVERY", 1000.0)
+    for number, id in enumerate(("alone", "alone and loud", "shared", "shared and loud", "not forked")):
+        runs.active[number] = one = held(number, ago=60)
+        one.id, one.alone = id, "shared" not in id
+        one.pid = None if "not" in id else 100 + number
+        one.printed = 3 if "loud" in id else 0
+    leases = Leases(runs, member_of(queue), SystemClock(), cast("UsageMeter", Meter()))
+    running = asyncio.ensure_future(leases.run())
+
+    async def next_one() -> tuple[int | None, dict[str, RunUsage | None]]:
+        question = await asyncio.wait_for(queue.asked.get(), PATIENCE)
+        return question.memory, {one.id: one.usage for one in question.jobs}
+
+    uses = {
+        "alone": RunUsage(memory=100),
+        "alone and loud": RunUsage(memory=101, output=3),
+        "shared": None,
+        "shared and loud": RunUsage(output=3),
+        "not forked": None,
+    }
+    assert await next_one() == (10, uses)
+    leases.runs_started()
+    assert await next_one() == (None, dict.fromkeys(uses)), "it was measured a moment ago"
+    monkeypatch.setattr("windlass.worker.leases.MEASURE_EVERY", 0.0)
+    leases.runs_started()
+    assert await next_one() == (10, uses)
+    running.cancel()
 
 
 def print_in(runs: RunTable, run: ActiveRun, text: bytes) -> None:

@@ -21,10 +21,11 @@ from windlass.cli.target import Queue
 from windlass.model import duration
 from windlass.model.errors import Invalid, WindlassError
 from windlass.model.estimate import Estimate, Why
-from windlass.model.job import FINISHED, PENDING, Error, Job, State
+from windlass.model.job import FINISHED, PENDING, Error, Job, Reason, State
+from windlass.model.lifecycle import STOP_ORDERS
 from windlass.model.new_job import JobOptions
 from windlass.model.operations import GetOutput, GetResult, Result, Show
-from windlass.model.output import Chunk, Progress
+from windlass.model.output import Chunk, Progress, RunUsage
 from windlass.model.steps import StepEntry
 from windlass.system import SystemClock
 
@@ -36,6 +37,9 @@ WAIT_MOST = 30.0
 
 MOST_STEPS_SHOWN = 20
 """Finished steps in the list, the newest."""
+
+MOST_PARENTS_SHOWN = 10
+"""Jobs in the list that it comes after, the first of them."""
 
 MOST_ERRORS = 5
 """Errors in the list, the newest; the last one is shown in full."""
@@ -102,10 +106,29 @@ def _rows(job: Job, estimate: Estimate, now: datetime) -> Iterator[tuple[str, Te
         where += f", version {job.handler_version} of its handler" if job.handler_version else ""
         where += f", sandbox {job.sandbox}" if job.sandbox else ""
         yield "worker", Text(job.worker + where + (f", process {job.pid}" if job.pid else ""))
+    if job.usage is not None:
+        yield "uses", Text(usage_text(job.usage))
+    yield from _relatives(job)
     for name, text in _changed_options(job):
         yield name, Text(text)
     for name, value in job.annotations.items():
         yield name, Text(f"{value}  (annotation)")
+
+
+def usage_text(usage: RunUsage) -> str:
+    parts = [f"{console.size(usage.memory)} of memory"] if usage.memory is not None else []
+    parts += [f"{usage.cpu:.1f} CPUs"] if usage.cpu is not None else []
+    parts += [f"{console.size(usage.output)} of output so far"] if usage.output else []
+    return ", ".join(parts)
+
+
+def _relatives(job: Job) -> Iterator[tuple[str, Text]]:
+    """The jobs before it, and the one that follows it."""
+    if job.after:
+        more = f" and {len(job.after) - MOST_PARENTS_SHOWN} more" if len(job.after) > MOST_PARENTS_SHOWN else ""
+        yield "after", Text(", ".join(job.after[:MOST_PARENTS_SHOWN]) + more)
+    if job.follow_up is not None:
+        yield "follow-up", Text(job.follow_up)
 
 
 def _steps(steps: Sequence[StepEntry], now: datetime) -> Iterator[tuple[str, Text]]:
@@ -191,11 +214,14 @@ def _errors(job: Job, now: datetime) -> Iterator[tuple[str, Text]]:
 
 
 def _where(run: Job | Error) -> str:
-    """The worker, node and process of a run."""
+    """The worker, node and process of a run, and what a failed one has used."""
     if run.worker is None:
         return ""
     node, process = f" on {run.node}" if run.node else "", f", process {run.pid}" if run.pid else ""
-    return f"  worker {run.worker}{node}{process}"
+    used = ""
+    if isinstance(run, Error) and run.peak_memory is not None:
+        used = f", at most {console.size(run.peak_memory)} of memory, {console.span(run.cpu_time or 0.0)} of CPU time"
+    return f"  worker {run.worker}{node}{process}{used}"
 
 
 # In one line
@@ -224,7 +250,8 @@ def pending_note(job: Job, now: datetime) -> str:
     if job.state is State.RUNNING and job.progress is not None:
         parts.append(progress_text(job.progress))
     if job.reason and job.state not in FINISHED:
-        parts.append(f"({job.reason})")
+        stopping = "stopping " if job.state is State.RUNNING and job.reason in STOP_ORDERS else ""
+        parts.append(f"{stopping}({job.reason})")
     return ", ".join(parts)
 
 
@@ -235,7 +262,8 @@ def job_note(job: Job, now: datetime) -> str:
     if job.state is State.SUCCEEDED and job.started_at and job.finished_at:
         return f"took {console.span((job.finished_at - job.started_at).total_seconds())}"
     if job.state is State.CANCELLED and job.finished_at:
-        return console.ago(job.finished_at, now)
+        why = "" if job.reason in (None, Reason.CANCELLED) else f"{job.reason}, "
+        return f"{why}{console.ago(job.finished_at, now)}"
     return pending_note(job, now)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 from msgspec import UNSET, Struct
@@ -25,7 +25,7 @@ from windlass.cli.target import HERE, Queue, Target, open_queue
 from windlass.cli.terminal import Column
 from windlass.model.errors import Invalid, Missing
 from windlass.model.estimate import Estimate, QueueEstimate
-from windlass.model.job import PENDING, State
+from windlass.model.job import PENDING, Job, State
 from windlass.model.limit import Pause
 from windlass.model.match import Match
 from windlass.model.names import EVERY_TENANT
@@ -40,6 +40,7 @@ from windlass.model.operations import (
     QueueCard,
     Queues,
     QueueStats,
+    WorkerChanges,
     Workers,
 )
 from windlass.model.outcome import Verdict
@@ -173,7 +174,10 @@ workers = resource_app(
 
 @workers.command(name="jobs")
 async def running_jobs(*, target: Target = HERE) -> None:
-    """List the running jobs, node by node: where each runs, and since when."""
+    """List the running jobs, node by node: which worker runs each, for how long, and what it uses.
+
+    Memory and CPUs are those of the job's own process and all below it: of isolated jobs, and of handlers.
+    """
     async with open_queue(target) as queue:
         names = {worker.id: worker.name for worker in await queue(Workers())}
         found = [job async for job in queue.jobs(Match(state=["running"]))]
@@ -186,15 +190,60 @@ async def running_jobs(*, target: Target = HERE) -> None:
     if not found:
         console.note("nothing runs")
         return
+    terminal.stdout().print(terminal.Table(running_columns(found, now), found, partial(worker_of, names)))
+
+
+def worker_of(names: Mapping[str, str], job: Job) -> str:
+    """Where a job runs: the heading of those of one worker."""
+    worker = names.get(job.worker or "", job.worker or "")
+    return f"{job.node}  {worker}" if job.node else worker
+
+
+def running_columns(found: Sequence[Job], now: datetime) -> list[Column]:
+    """Those that say something of one of these jobs, the most important first."""
     columns = [
-        Column("node", lambda job: job.node or ""),
-        Column("worker", lambda job: names.get(job.worker, job.worker)),
-        Column("pid", lambda job: str(job.pid or ""), right=True),
         Column("job", lambda job: job.id),
         Column("task", lambda job: job.task),
+        Column("for", lambda job: _since(job.started_at, now), right=True),
+        Column("memory", lambda job: _used(job, "memory", console.size), right=True),
+        Column("cpu", lambda job: _used(job, "cpu", "{:.1f}".format), right=True),
+        Column("output", lambda job: _used(job, "output", console.size), right=True),
+        Column("pid", lambda job: str(job.pid or ""), right=True),
         Column("queue", lambda job: job.queue),
-        Column("since", lambda job: console.ago(job.started_at, now)),
         Column("", lambda job: Text(pending_note(job, now), style="dim")),
+    ]
+    return [column for column in columns if any(column.cell(job) for job in found)]
+
+
+def _since(started: datetime | None, now: datetime) -> str:
+    return "" if started is None else console.span(max(0.0, (now - started).total_seconds()))
+
+
+def _used(job: Job, what: str, text: Callable[[Any], str]) -> str:
+    used = None if job.usage is None else getattr(job.usage, what)
+    return "" if used is None or (what == "output" and not used) else text(used)
+
+
+@workers.command(name="changes")
+async def worker_changes(
+    limit: Annotated[int, Parameter(name="N", help="How many lines.")] = 20, /, *, target: Target = HERE
+) -> None:
+    """List the workers that joined, stopped or were lost last, newest first."""
+    async with open_queue(target) as queue:
+        found = await queue(WorkerChanges(limit=limit))
+        now = await queue.now()
+    if target.json:
+        console.write_json(found)
+        return
+    if not found:
+        console.note("no worker has come or gone")
+        return
+    columns = [
+        Column("", lambda one: console.ago(one.at, now)),
+        Column("", lambda one: Text(one.event, style="red" if one.event == "lost" else "")),
+        Column("worker", lambda one: one.name),
+        Column("node", lambda one: one.node),
+        Column("id", lambda one: one.worker),
     ]
     terminal.stdout().print(terminal.Table(columns, found))
 

@@ -63,21 +63,42 @@ class Column(NamedTuple):
     right: bool = False
 
 
-class Table:
-    """Rows under a header, two blanks apart. On a narrow terminal the last column is cut off."""
+LEAST_CUT = 4
+"""Characters that must be left of a column that is cut off."""
 
-    def __init__(self, columns: Sequence[Column], rows: Iterable[Any]) -> None:
+
+class Table:
+    """Rows under a header, two blanks apart. On a narrow terminal the last column is cut off, or left out.
+
+    Numbers are never cut: half of one is another number.
+    """
+
+    def __init__(
+        self, columns: Sequence[Column], rows: Iterable[Any], group: Callable[[Any], str] | None = None
+    ) -> None:
+        """`group`: the heading of neighbouring rows for which it is the same."""
+        rows = list(rows)
         self._right = [column.right for column in columns]
+        self._groups = ["", *(group(row) if group is not None else "" for row in rows)]
         cells = [[column.cell(row) for column in columns] for row in rows]
         self._rows = [[Text(column.title, style="dim") for column in columns]]
         self._rows += [[Text(cell) if isinstance(cell, str) else cell for cell in row] for row in cells]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
         widths = [max(cell.cell_len for cell in column) for column in zip(*self._rows, strict=True)]
-        left = options.max_width - sum(widths[:-1]) - 2 * (len(widths) - 1)
+        while True:
+            left = options.max_width - sum(widths[:-1]) - 2 * (len(widths) - 1)
+            least = widths[-1] if self._right[len(widths) - 1] else min(widths[-1], LEAST_CUT)
+            if left >= least or len(widths) == 1:
+                break
+            widths.pop()
         widths[-1] = min(widths[-1], max(left, 1))
-        for row in self._rows:
-            cells = [_fit(*cell) for cell in zip(row, widths, self._right, strict=True)]
+        before = ""
+        for row, group in zip(self._rows, self._groups, strict=True):
+            if group != before:
+                yield Text(group, style="bold", no_wrap=True, overflow="ellipsis")
+                before = group
+            cells = [_fit(*cell) for cell in zip(row, widths, self._right, strict=False)]
             line = Text("  ", no_wrap=True, overflow="ellipsis", end="\n").join(cells)
             line.rstrip()
             yield line

@@ -141,6 +141,7 @@ def alive(item: Alive, tenant: str) -> Heartbeat:
         fence(item.token),
         progress=item.progress,
         output=item.output,
+        usage=item.usage,
         messages_after=item.heard,
         lease=item.lease,
     )

@@ -126,8 +126,8 @@ async def renew(context: EngineContext, operation: Renew) -> Renewed:
 async def _renew_until_ordered(context: EngineContext, operation: Renew, lease: float) -> Renewed:
     loop = asyncio.get_running_loop()
     until = loop.time() + operation.wait
-    # Progress and output are reported once.
-    bare = replace(operation, jobs=[replace(item, progress=None, output=[]) for item in operation.jobs])
+    # Progress, output and usage are reported once.
+    bare = replace(operation, jobs=[replace(item, progress=None, output=[], usage=None) for item in operation.jobs])
     async with context.store.events.listen([f"order/{operation.worker}"]) as listener:
         while True:
             # Renew once more before the first wait: an order may have come before it listened for wake-ups.

@@ -1,7 +1,6 @@
 """The job as the queue knows it: what was asked for (`Terms`, in `new_job`), and what has happened to it since.
 
-Frozen data without behaviour; nothing here opens, sends or decides anything. Times are UTC by the
-store's clock, durations are seconds, and "never" is written as null.
+Frozen data without behaviour. Times are UTC by the store's clock, durations are seconds, "never" is written as null.
 """
 
 from datetime import datetime
@@ -10,7 +9,7 @@ from enum import StrEnum
 from msgspec import UNSET, Raw, Struct, UnsetType, field
 
 from windlass.model.new_job import JobOptions, Terms
-from windlass.model.output import Progress
+from windlass.model.output import Progress, RunUsage
 
 
 class State(StrEnum):
@@ -72,8 +71,9 @@ class Error(Struct, frozen=True, kw_only=True, omit_defaults=True):
     at: datetime | None = None
     worker: str | None = None
     node: str | None = None
-    pid: int | None = None
-    """Null = its code had not begun, or ended before its worker reported the process."""
+    pid: int | None = None  # null = its code had not begun, or ended before its worker reported the process
+    peak_memory: int | None = None  # bytes, of the largest of its processes; null = it had no process of its own
+    cpu_time: float | None = None  # seconds, of all its processes; null = likewise
 
 
 class Job(Terms, frozen=True, kw_only=True, omit_defaults=False, gc=False):
@@ -111,6 +111,8 @@ class Job(Terms, frozen=True, kw_only=True, omit_defaults=False, gc=False):
     """The process that runs it or did last. Set after 0.2 s; with `on_lost` fail or adopt, before it starts."""
     progress: Progress | None = None
     """The progress that its task reported last."""
+    usage: RunUsage | None = None
+    """What it uses. Null unless it runs in a process of its own or has put something out; changes with heartbeats."""
     estimate: float | None = None
     """Seconds it was expected to wait when it was enqueued. Set in that answer only; later, ask for the estimate."""
     estimate_at_most: float | None = None

@@ -1,4 +1,4 @@
-"""What a running job puts out (progress, output), the messages that are sent to it, and how much is kept of them."""
+"""What a running job puts out (progress, output) and uses, the messages that are sent to it, and how much is kept."""
 
 from datetime import datetime
 from typing import Annotated, Literal
@@ -12,6 +12,19 @@ class Progress(Struct, frozen=True, kw_only=True, omit_defaults=True):
     done: float = 0
     total: float | None = None
     note: Annotated[str, Meta(max_length=1000)] = ""
+
+
+class RunUsage(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a running job uses, as its worker measured last."""
+
+    memory: Annotated[int, Meta(ge=0, le=2**62)] | None = None
+    """Bytes of its process and all below it; what they share counts for each of them. Null = it shares its process with
+    other jobs."""
+    cpu: Annotated[float, Meta(ge=0, le=1e6)] | None = None
+    """How many CPUs they kept busy on average since the measurement before; at first, since the job started. Null = not
+    known yet, or it shares its process."""
+    output: Annotated[int, Meta(ge=0, le=2**53)] = 0
+    """Bytes that it has put out."""
 
 
 Stream = Literal["stdout", "stderr", "log", "values"]

@@ -16,7 +16,7 @@ from windlass.model.lifecycle import Step
 from windlass.model.names import JobKey
 from windlass.model.new_job import NewJob
 from windlass.model.outcome import Verdict
-from windlass.model.output import Message, NewChunk, Progress
+from windlass.model.output import Message, NewChunk, Progress, RunUsage
 from windlass.model.worker import Worker
 
 SEEN_EVERY = 1.0
@@ -115,6 +115,7 @@ class Heartbeat(Struct, frozen=True):
     pid: int | None = None
     progress: Progress | None = None
     output: Sequence[NewChunk] = ()
+    usage: RunUsage | None = None
     ran: HandlerRun = NO_HANDLER
     messages_after: int | None = None
     """The number of the last message that its worker has: those up to it are dropped. Null = it takes none now."""

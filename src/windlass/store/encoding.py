@@ -19,7 +19,7 @@ from windlass.model.handler import NO_HANDLER, HandlerRun
 from windlass.model.job import MSGPACK
 from windlass.model.names import JobKey
 from windlass.model.new_job import NOTHING, NewJob, Terms
-from windlass.model.output import OutputPolicy
+from windlass.model.output import OutputPolicy, RunUsage
 from windlass.model.retry import RetryPolicy
 from windlass.model.worker import Worker
 from windlass.store.data import Draft
@@ -58,10 +58,14 @@ def ended_at(started: datetime | None, finished: datetime | None) -> datetime | 
 # Where a run took place
 
 PLACE_SEPARATOR = "\x1f"
+USAGE_SEPARATOR = "\x1e"
+"""Before what the run uses, where a store keeps that behind the place."""
+
+_NO_SEPARATORS = str.maketrans(dict.fromkeys(PLACE_SEPARATOR + USAGE_SEPARATOR, " "))
 
 
 def encode_node(worker: Worker) -> str:
-    return worker.node.replace(PLACE_SEPARATOR, " ")
+    return worker.node.translate(_NO_SEPARATORS)
 
 
 @lru_cache(maxsize=1024)
@@ -74,7 +78,23 @@ def encode_handler_run(ran: HandlerRun) -> str:
 
 def encode_adopted(node: str, at: datetime) -> str:
     """The machine of a run that another worker took over. It is of an app: nothing is known of a handler."""
-    return f"{node.replace(PLACE_SEPARATOR, ' ')}{3 * PLACE_SEPARATOR}{to_micros(at)}"
+    return f"{node.translate(_NO_SEPARATORS)}{3 * PLACE_SEPARATOR}{to_micros(at)}"
+
+
+def encode_usage(usage: RunUsage | None) -> str:
+    if usage is None:
+        return ""
+    numbers = ("" if one is None else str(one) for one in (usage.memory, usage.cpu, usage.output))
+    return USAGE_SEPARATOR + PLACE_SEPARATOR.join(numbers)
+
+
+def split_usage(place: str) -> tuple[str, RunUsage | None]:
+    """A place without what stands behind it, and what that says."""
+    place, _, used = place.partition(USAGE_SEPARATOR)
+    if not used:
+        return place, None
+    memory, cpu, output = used.split(PLACE_SEPARATOR)
+    return place, RunUsage(memory=int(memory) if memory else None, cpu=float(cpu) if cpu else None, output=int(output))
 
 
 class Place(NamedTuple):

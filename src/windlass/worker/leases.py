@@ -6,12 +6,16 @@ process runs no user code, so nothing a task does can keep it from renewing.
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from operator import attrgetter
+from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from windlass.model.errors import WindlassError
 from windlass.model.operations import Alive, Renew, Renewed
+from windlass.model.output import RunUsage
 from windlass.model.ports import Clock
 from windlass.worker.claims import Registration
 from windlass.worker.linux import UsageMeter
@@ -36,6 +40,17 @@ MEASURE_EVERY = 5.0
 
 PAUSE = 0.02
 """Seconds between two renewals, at least."""
+
+NO_USAGE = RunUsage()
+
+
+class Measured(NamedTuple):
+    """What a worker and its runs use, if that was just measured."""
+
+    memory: int | None = None
+    cpu: float = 0.0
+    runs: Mapping[int, RunUsage] = {}
+    """By number of the run."""
 
 
 class Leases:
@@ -84,10 +99,11 @@ class Leases:
             grown = [one for one in active if started - one.since >= YOUNG]
             asked, *others = without_repeats(grown)
             wait = min(MOST_WAIT, self._registration.lease / 3) if len(grown) == len(active) and not others else YOUNG
+            measured = self._measure()
             try:
                 for some in others:
-                    self._obey(some, await self._ask(some, 0.0))
-                renewed = await self._ask(asked, wait)
+                    self._obey(some, await self._ask(some, 0.0, measured))
+                renewed = await self._ask(asked, wait, measured)
             except WindlassError as fault:
                 log.log(logging.DEBUG if complained else logging.WARNING, "cannot renew leases: %s", fault)
                 complained = True
@@ -102,7 +118,7 @@ class Leases:
                 since = self._clock.monotonic() if renewed.messages else started
                 await self._clock.sleep(max(0.0, since + PAUSE - self._clock.monotonic()))
 
-    async def _ask(self, runs: list[ActiveRun], wait: float) -> Renewed:
+    async def _ask(self, runs: list[ActiveRun], wait: float, measured: Measured) -> Renewed:
         """Renew and wait for orders; cancelled when jobs have started meanwhile, because it does not name them."""
         alive = [
             Alive(
@@ -112,12 +128,13 @@ class Leases:
                 deadline=one.known_deadline,
                 heard=one.heard,
                 lease=one.lease,
+                usage=measured.runs.get(one.number),
             )
             for one in runs
         ]
         for one, asked in zip(runs, alive, strict=True):
             one.asked = asked.heard is not None
-        memory, cpu = self._usage()
+        memory, cpu, _ = measured
         asking = asyncio.ensure_future(
             self._registration.ask(lambda names: Renew(**names, jobs=alive, wait=wait, memory=memory, cpu=cpu))
         )
@@ -133,12 +150,18 @@ class Leases:
             self._waiting = None
             self._hurried = False
 
-    def _usage(self) -> tuple[int | None, float]:
-        """Memory and CPUs used by this worker; null, if it is not measured, or was a moment ago."""
+    def _measure(self) -> Measured:
+        """What the worker and its runs use; nothing, if it is not measured, or was a moment ago."""
         if self._meter is None or self._clock.monotonic() - self._measured_at < MEASURE_EVERY:
-            return None, 0.0
+            return Measured()
         self._measured_at = self._clock.monotonic()
-        return self._meter.read([one.pid for one in self._runs.active.values() if one.adopted and one.pid is not None])
+        active = self._runs.active.values()
+        own = {one.number: process for one in active if (process := one.own_process) is not None}
+        memory, cpu, used = self._meter.read(own)
+        for one in active:
+            if one.printed:
+                used[one.number] = replace(used.get(one.number, NO_USAGE), output=one.printed)
+        return Measured(memory, cpu, used)
 
     def _hurry_if_grown(self, asking: "asyncio.Future[Renewed]") -> None:
         """Cancel a renewal for jobs that it does not name; not for jobs that have ended, or have just begun."""

@@ -6,10 +6,12 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
+from windlass.model.output import RunUsage
 from windlass.model.ports import Clock
 
 PR_SET_PDEATHSIG = 1
@@ -244,25 +246,81 @@ def cpu_time(pid: int) -> float:
     return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
 
 
+def used_in_all(usage: resource.struct_rusage) -> tuple[int, float]:
+    """By a process that has ended and those it waited for: bytes, at the peak of the largest, and seconds of CPU."""
+    return usage.ru_maxrss * 1024, round(usage.ru_utime + usage.ru_stime, 3)
+
+
+class OwnProcess(NamedTuple):
+    """The process that a run has for itself."""
+
+    pid: int
+    since: float | None
+    """When it started, by the worker's clock; null = before the run."""
+
+
 class UsageMeter:
-    """What this process and all processes below it use, and those of adopted jobs, which are below no worker."""
+    """What this process and all processes below it use, and what runs use that have a process of their own."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._at, self._used = clock.monotonic(), sum(map(cpu_time, _with_offspring([os.getpid()])))
+        self._at = clock.monotonic()
+        self._used = sum(one.cpu for one in _family([os.getpid()]).values())
         self._adopted: set[int] = set()
+        self._runs: dict[int, tuple[float, float]] = {}
+        """When each run was last measured, and the seconds of CPU that it had used by then."""
 
-    def read(self, adopted: Iterable[int] = ()) -> tuple[int, float]:
-        """Bytes of memory, and how many CPUs were busy since the last reading. `adopted`: processes of such jobs."""
-        new = {*adopted} - self._adopted
-        self._used += sum(map(cpu_time, _with_offspring(new)))  # what they had used before is not of this time
-        self._adopted = {*adopted}
-        processes = _with_offspring([os.getpid(), *self._adopted])
-        at, used = self._clock.monotonic(), sum(map(cpu_time, processes))
-        busy = max(0.0, used - self._used) / max(at - self._at, 0.001)
-        self._at, self._used = at, used
-        return sum(map(resident, processes)), round(busy, 3)
+    def read(self, runs: Mapping[int, OwnProcess]) -> tuple[int, float, dict[int, RunUsage]]:
+        """Bytes of memory; how many CPUs were busy since the last reading; and both of each of these runs.
+
+        The processes of adopted runs are below no worker: they count too.
+        """
+        family = _family([os.getpid()])
+        adopted = {one.pid for one in runs.values()} - family.keys()
+        family |= _family(adopted)
+        at, used = self._clock.monotonic(), sum(one.cpu for one in family.values())
+        # What adopted ones had used before is not of this time.
+        before = self._used + sum(_total(family, pid).cpu for pid in adopted - self._adopted)
+        busy = _busy(before, used, at - self._at)
+        self._at, self._used, self._adopted = at, used, adopted
+        measured, earlier = {}, self._runs
+        self._runs = {}
+        for number, own in runs.items():
+            total = _total(family, own.pid)
+            last = earlier.get(number) or (own.since, 0.0)
+            cpu = None if last[0] is None else _busy(last[1], total.cpu, at - last[0])
+            measured[number] = RunUsage(memory=total.memory, cpu=cpu)
+            self._runs[number] = (at, total.cpu)
+        return sum(one.memory for one in family.values()), busy, measured
 
 
-def _with_offspring(pids: Iterable[int]) -> set[int]:
-    return {one for pid in pids for one in (pid, *descendants(pid))}
+class _ProcessUsed(NamedTuple):
+    memory: int
+    cpu: float
+    """Seconds so far."""
+    children: list[int]
+
+
+def _family(pids: Iterable[int]) -> dict[int, _ProcessUsed]:
+    """What these processes and all below them have used; each is the child of one other at most."""
+    waiting, found = list(pids), dict[int, _ProcessUsed]()
+    seen = set(waiting)
+    for pid in waiting:
+        below = [one for one in children(pid) if one not in seen]
+        seen.update(below)
+        waiting += below
+        found[pid] = _ProcessUsed(resident(pid), cpu_time(pid), below)
+    return found
+
+
+def _total(family: Mapping[int, _ProcessUsed], pid: int) -> _ProcessUsed:
+    """What one of them and all below it have used."""
+    below = [pid]
+    for one in below:
+        below += family[one].children
+    return _ProcessUsed(sum(family[one].memory for one in below), sum(family[one].cpu for one in below), below[1:])
+
+
+def _busy(before: float, used: float, seconds: float) -> float:
+    """How many CPUs were busy in this time; 0 where processes have ended that nothing counts any more."""
+    return round(max(0.0, used - before) / max(seconds, 0.001), 3)

@@ -50,7 +50,7 @@ from windlass.model.ports import Clock
 from windlass.model.worker import SandboxTier
 from windlass.worker.contexts.frames import RunOutcome, RunUpdate, StepAnswer, StepRequest
 from windlass.worker.functions import FunctionOutcome
-from windlass.worker.linux import describe_status
+from windlass.worker.linux import OwnProcess, describe_status
 from windlass.worker.reports import Reports
 from windlass.worker.telemetry import Telemetry
 
@@ -111,9 +111,9 @@ class ActiveRun:
     """One run of one job, from its claim to its report."""
 
     __slots__ = (
-        "_unsent_bytes", "adopted", "allowed", "asked", "began", "cleared", "deadline", "given", "has_files", "id",
-        "job", "kept", "lease", "log", "number", "pid", "printed", "progress", "runner", "sandbox", "since", "stopping",
-        "taken", "takes_messages", "tenant", "timer", "token", "version",
+        "_unsent_bytes", "adopted", "allowed", "alone", "asked", "began", "cleared", "deadline", "given", "has_files",
+        "id", "job", "kept", "lease", "log", "number", "pid", "printed", "progress", "runner", "sandbox", "since",
+        "stopping", "taken", "takes_messages", "tenant", "timer", "token", "used", "version",
     )  # fmt: skip
 
     def __init__(
@@ -139,6 +139,10 @@ class ActiveRun:
         """When it is stopped, by the queue's clock."""
         self.pid: int | None = None
         """The process that runs it, once there is one."""
+        self.alone = False
+        """Whether no other job runs in that process."""
+        self.used: tuple[int, float] | None = None
+        """Bytes that its own process held at its peak, and seconds of CPU, once it has ended."""
         self.sandbox: SandboxTier | None = None
         """What an uploaded function runs in."""
         self.version: int | None = None
@@ -182,6 +186,13 @@ class ActiveRun:
     def begun(self) -> bool:
         """Whether its code may have begun."""
         return self.cleared and (self.at_most_once or self.pid is not None)
+
+    @property
+    def own_process(self) -> OwnProcess | None:
+        """Its process, if it has that for itself. That of a function has run others before."""
+        if not self.alone or self.pid is None:
+            return None
+        return OwnProcess(self.pid, self.since if self.sandbox is None else None)
 
     @property
     def heard(self) -> int | None:
@@ -694,6 +705,8 @@ class RunTable:
         how = "released" if report is not None else "reported by its worker"
         if run.stopping is Stop.LOST:
             how = "lost"
+        elif run.stopping is Stop.CANCEL and isinstance(report, Finished) and report.outcome is not Verdict.OK:
+            how = "stopped"  # cancelled, halted or deleted: the order says no more than that
         elif isinstance(report, Finished):
             how = f"completed, {report.outcome} {report.code or CODES[report.outcome]}"
         return f"{run.id} {run.job.task} {how} after {self._clock.monotonic() - run.since:.3f} s"
@@ -734,6 +747,8 @@ def finished(run: ActiveRun, outcome: RunOutcome) -> Finished:
             message = "killed: it went on running after it was cancelled"
             error = Error(type="Cancelled", message=message, traceback=error.traceback)
         reason = None
+    if run.used is not None:
+        error = replace(error, peak_memory=run.used[0], cpu_time=run.used[1])
     _log_failure(run, verdict, error)
     return Finished(
         id=run.id,

@@ -39,6 +39,8 @@ from windlass.model.operations import (
     QueueWaits,
     RemoveLimit,
     TaskCard,
+    TaskEntry,
+    Tasks,
 )
 from windlass.model.queue import QueueChange, QueueSettings, check_tiers
 from windlass.model.worker import Worker
@@ -288,6 +290,20 @@ async def _pause_of_task(context: EngineContext, operation: GetTask | PauseTask)
     return pause if is_paused(pause, (await context.store.jobs.read([])).now) else Pause()
 
 
+async def list_tasks(context: EngineContext, operation: Tasks) -> list[TaskEntry]:
+    now = (await context.store.jobs.read([])).now
+    pauses = {name: _pause.decode(data) for name, data in (await context.store.records.list(TASKS)).items()}
+    paused = {name.replace(",", "/", 1): pause for name, pause in pauses.items() if is_paused(pause, now)}
+    options = await read_task_options(context)
+    found = []
+    for name in sorted({*paused, *options}):
+        tenant, _, task = name.partition("/")
+        if EVERY_TENANT in (operation.tenant, tenant) or operation.tenant == tenant:
+            about = asdict(paused.get(name) or Pause())
+            found.append(TaskEntry(**about, options=options.get(name), tenant=tenant, task=task))
+    return found
+
+
 async def pause_task(context: EngineContext, operation: PauseTask) -> Pause:
     name = f"{operation.tenant},{check_name(operation.task, at='task')}"
     before = await _pause_of_task(context, operation)
@@ -308,5 +324,6 @@ ANSWERS: dict[type[Operation[Any]], Callable[[EngineContext, Any], Awaitable[Any
     GetQueue: get_queue,
     Queues: list_queues,
     GetTask: get_task,
+    Tasks: list_tasks,
     PauseTask: pause_task,
 }

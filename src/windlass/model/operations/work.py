@@ -14,7 +14,7 @@ from windlass.model.names import MEDIA_PATTERN, MOST_FILES, FileName, Name
 from windlass.model.new_job import NewJob
 from windlass.model.operations.table import MOST_AT_ONCE, Operation, operation
 from windlass.model.outcome import Verdict
-from windlass.model.output import MOST_CHUNKS, NewChunk, Progress
+from windlass.model.output import MOST_CHUNKS, NewChunk, Progress, RunUsage
 from windlass.model.worker import SandboxTier
 
 MOST_WARM = 100  # names in a claim's `warm`
@@ -91,6 +91,7 @@ class Alive(LeasedJob, frozen=True, kw_only=True, omit_defaults=True, forbid_unk
     progress: Progress | None = None
     output: Annotated[list[NewChunk], Meta(max_length=MOST_CHUNKS)] = []
     """New output since the last report. Not deduplicated: sent twice, it is stored twice."""
+    usage: RunUsage | None = None  # what it uses now; null = as reported before
     deadline: Time | None = None  # when the worker will stop it; sent so that the answer can say when that has changed
     heard: Annotated[int, Meta(ge=0, le=2**53)] | None = None
     """Number of the last message received (0 = none yet); null = send none now."""
@@ -149,8 +150,7 @@ class Finished(LeasedJob, frozen=True, kw_only=True, omit_defaults=True, forbid_
     sandbox: SandboxTier | None = None
     handler_version: HandlerNumber | None = None  # as in `Began`; kept in the job's record
     jobs: Annotated[list[NewJob], Meta(max_length=MOST_SPAWNED)] = []
-    """New jobs of the same tenant, only with ok. They are added just before the finish is written and stay if it is
-    refused; sent again, they add nothing."""
+    """New jobs of its tenant, only with ok. Added before the finish is written, also if that is refused, and once."""
     files: Annotated[dict[FileName, bytes], Meta(max_length=MOST_FILES)] = {}
     """Files the run leaves; they replace those of an earlier run."""
 
@@ -171,8 +171,7 @@ class Released(LeasedJob, frozen=True, kw_only=True, omit_defaults=True, forbid_
     """Hold the bucket of this limit for `delay` seconds (empty = of every limit of the job). A job with such a limit
     goes back to its place in the queue and waits there."""
     stopped: Annotated[str, Meta(max_length=2000)] | None = None
-    """Why its code was stopped before it had ended; then `on_lost` says whether it may run again. Null = its code had
-    not begun, or asked for a later time itself."""
+    """Why its code was stopped before it had ended: then `on_lost` decides. Null = it had not begun, or snoozed."""
     files: Annotated[dict[FileName, bytes], Meta(max_length=MOST_FILES)] = {}  # as with an outcome
 
 

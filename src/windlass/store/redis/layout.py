@@ -21,7 +21,7 @@ from windlass.model.lifecycle import GONE, STOP_ORDERS, Lapse, Move, Step
 from windlass.model.names import ID_SIZE, raw_id, raw_ids, raw_key, text_id, text_ids
 from windlass.model.new_job import NewJob
 from windlass.model.outcome import Verdict
-from windlass.model.output import Chunk, Message, Progress, Stream
+from windlass.model.output import Chunk, Message, Progress, RunUsage, Stream
 from windlass.model.unique import IDENTITY_SIZE
 from windlass.store import encoding
 from windlass.store.data import (
@@ -246,7 +246,7 @@ def heartbeat_arguments(beats: Sequence[Heartbeat]) -> Iterator[bytes | str | in
         yield beat.token
         yield "" if beat.pid is None else beat.pid
         yield b"" if beat.progress is None else _pack(beat.progress)
-        yield encoding.encode_handler_run(beat.ran)
+        yield encoding.encode_handler_run(beat.ran) + encoding.encode_usage(beat.usage)
         yield "" if beat.messages_after is None else beat.messages_after
         yield f"-{len(beat.output)}" if beat.files_loaded else len(beat.output)
         for chunk in beat.output:
@@ -396,6 +396,7 @@ class Run(NamedTuple):
     """Seconds and name of the one at which it runs."""
     ran: HandlerRun = NO_HANDLER
     adopted_at: datetime | None = None
+    usage: RunUsage | None = None
 
 
 NO_RUN = Run()
@@ -599,6 +600,7 @@ def _job(  # noqa: PLR0917 - the parts of a job, in the order of its bytes
         handler_version=run.ran.handler_version,
         pid=run.pid or None,
         progress=progress,
+        usage=run.usage if state == RUNNING else None,
         code=run.code or None,
         errors=errors,
         error=errors[-1] if errors else None,
@@ -616,5 +618,6 @@ def _job(  # noqa: PLR0917 - the parts of a job, in the order of its bytes
 def _run(data: bytes) -> Run:
     worker, place, tier = data[ANSWERED_RUN.size :].decode().split("\0")
     token, pid, started, finished, code = ANSWERED_RUN.unpack_from(data)
+    place, usage = encoding.split_usage(place)
     node, ran, adopted_at = encoding.decode_place(place)
-    return Run(token, pid, started, finished, code, worker, node or "", tier, ran, adopted_at)
+    return Run(token, pid, started, finished, code, worker, node or "", tier, ran, adopted_at, usage)

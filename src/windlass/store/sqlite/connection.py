@@ -131,9 +131,9 @@ class Session:
         if begin is WRITE and not self._reserve.in_use:
             self._log.lengthen()
         self._rules.expire()
-        self._clock.begin(may_write=begin is WRITE and not self._reserve.in_use)
+        now = self._clock.begin(may_write=begin is WRITE and not self._reserve.in_use)
         for call in calls:
-            tx = Transaction(self._sql, self._lanes, self._rules, self._reserve, self._clock.now())
+            tx = Transaction(self._sql, self._lanes, self._rules, self._reserve, now)
             call.value = call.work(tx)
             settle(tx)
             topics |= tx.topics

@@ -16,7 +16,7 @@ _EDIT = "UPDATE job SET edits = edits + 1, annotations = nullif(?2, x''), update
 _REWRITE = """
     UPDATE job SET lane = ?2, priority = ?3, terms = ?4, size = ?5, payload = ?6, tenant_queue = ?7 WHERE seq = ?1
 """
-_NEXT_SEQ = "UPDATE sqlite_sequence SET seq = seq + 1 WHERE name = 'job' RETURNING seq"
+_NEXT_SEQ = "SELECT max(seq) + 1 FROM job"
 _ARRIVE = (
     "UPDATE job SET seq = ?2 WHERE seq = ?1",
     "UPDATE payload SET job = ?2 WHERE job = ?1",

@@ -22,7 +22,6 @@ import apsw
 
 from windlass import system
 from windlass.model.errors import Damaged, Full, Invalid, TooLarge, Unavailable, WindlassError
-from windlass.store.sqlite.from_7 import with_new_names
 
 T = TypeVar("T")
 
@@ -31,9 +30,6 @@ MEMORY = ":memory:"
 
 FORMAT = 9
 """Of `schema.sql`, kept in the file as `user_version`."""
-
-OLDEST_FORMAT = 2
-"""A file of this format or a later one is migrated: `from_2.sql` leads from 2 to 3, and so on."""
 
 APPLICATION_ID = 0x576E646C
 """`Wndl`: marks a file as ours."""
@@ -120,7 +116,7 @@ def resolve(path: str | os.PathLike[str]) -> str:
 
 
 def connect(path: str) -> apsw.Connection:
-    """Open a resolved path; create or migrate its tables."""
+    """Open a resolved path; create its tables."""
     _check_library()
     _check_fork(path)
     try:
@@ -170,9 +166,10 @@ def _prepare(sql: apsw.Connection, path: str) -> apsw.Connection:
     try:
         _set_journal_mode(sql, path)
         sql.execute(PRAGMAS)
-        if _format_of(sql, path) < FORMAT:
+        if not _has_tables(sql, path):
             sql.execute("BEGIN IMMEDIATE")
-            _migrate(sql, _format_of(sql, path))  # another process may have been faster
+            if not _has_tables(sql, path):  # another process may have been faster
+                _create_tables(sql)
             sql.execute("COMMIT")
     except BaseException:
         sql.close(True)
@@ -186,28 +183,28 @@ def _set_journal_mode(sql: apsw.Connection, path: str) -> None:
         raise Unavailable(f"{path} is on a file system without shared memory: move it to a local disk")
 
 
-def _format_of(sql: apsw.Connection, path: str) -> int:
-    """The format of the tables in the file, 0 if it has none; refuses the tables of another program."""
+def _has_tables(sql: apsw.Connection, path: str) -> bool:
+    """Whether the tables were created; refuses those of another format or program."""
     with sql:  # one snapshot: another process may create the tables meanwhile
         version, mark = int(sql.pragma("user_version")), sql.pragma("application_id")
         used = bool(mark or version or sql.execute("SELECT 1 FROM sqlite_schema LIMIT 1").get)
-    if mark == APPLICATION_ID and OLDEST_FORMAT <= version <= FORMAT:
-        return version
-    if mark == APPLICATION_ID and version > FORMAT:
-        raise Invalid(f"{path} has format {version}, this Windlass knows {FORMAT}: use a newer Windlass", at="path")
-    if mark == APPLICATION_ID and 0 < version < OLDEST_FORMAT:
-        oldest = f"the oldest that this Windlass reads is {OLDEST_FORMAT}"
-        raise Invalid(f"{path} has format {version}, {oldest}: start with a new file", at="path")
-    if used:
+    if not used:
+        return False
+    if mark != APPLICATION_ID:
         raise Invalid(f"{path} is the database of another program", at="path")
-    return 0
+    if version > FORMAT:
+        raise Invalid(f"{path} has format {version}, this Windlass knows {FORMAT}: use a newer Windlass", at="path")
+    if version < FORMAT:
+        raise Invalid(
+            f"{path} has format {version}, older than {FORMAT}, which this Windlass writes: start with a new file, and"
+            " finish the jobs in this one with the Windlass that wrote them",
+            at="path",
+        )
+    return True
 
 
-def _migrate(sql: apsw.Connection, version: int) -> None:
-    sql.create_scalar_function("with_new_names", with_new_names, 1)
-    steps = [f"from_{old}.sql" for old in range(version, FORMAT)] if version else ["schema.sql"]
-    for step in steps:
-        sql.execute(resources.files(__package__).joinpath(step).read_text("utf-8"))
+def _create_tables(sql: apsw.Connection) -> None:
+    sql.execute(resources.files(__package__).joinpath("schema.sql").read_text("utf-8"))
     sql.pragma("application_id", APPLICATION_ID)
     sql.pragma("user_version", FORMAT)
 

@@ -24,6 +24,7 @@ from windlass.model.output import (
     Message,
     NewChunk,
     Progress,
+    RunUsage,
 )
 from windlass.model.unique import duplicate_refused, settle
 from windlass.store import encoding
@@ -63,12 +64,13 @@ from windlass.store.sqlite.transaction import (
 # --- Rows to records ----------------------------------------------------------------------------------
 
 _unpack_progress = msgspec.msgpack.Decoder(Progress)
+_unpack_usage = msgspec.msgpack.Decoder(RunUsage)
 _unpack_error = msgspec.msgpack.Decoder(Error)
 
 _COLUMNS = """
     j.seq, j.id, j.lane, j.state, j.priority, j.attempt, j.crashes, j.losses, j.errors, j.files, j.size, j.reason,
     j.code, j.created_at, j.updated_at, j.run_at, j.started_at, j.finished_at, j.worker, j.node, j.pid, j.waits,
-    j.assigned, j.seconds, j.terms, j.edits, j.annotations, l.token, p.data
+    j.assigned, j.seconds, j.terms, j.edits, j.annotations, l.token, l.usage, p.data
 """
 _JOINED = """
     FROM carray(?1) AS wanted
@@ -132,7 +134,7 @@ def _to_record(tx: Transaction, row: Any, errors: list[Error]) -> Record:
     (
         _, id, lane, state, priority, attempt, crashes, losses, _, _, size, reason,
         code, created_at, updated_at, run_at, started_at, finished_at, worker, place, pid, waits,
-        assigned, seconds, terms, edits, annotations, token, progress, payload,
+        assigned, seconds, terms, edits, annotations, token, usage, progress, payload,
     ) = row  # fmt: skip
     where = tx.lanes.get(lane)
     asked = unpack_terms(terms)
@@ -158,6 +160,7 @@ def _to_record(tx: Transaction, row: Any, errors: list[Error]) -> Record:
         handler_version=ran.handler_version,
         pid=pid,
         progress=None if progress is None else _unpack_progress.decode(progress),
+        usage=None if usage is None else _unpack_usage.decode(usage),
         code=code,
         error=errors[-1] if errors else None,
         errors=errors,

@@ -155,8 +155,10 @@ INSERT INTO rules (version, data, sweeps) VALUES (0, x'80', 0);
 
 -- What changes a few times in a job's life. What changes with every heartbeat (lease, progress) and what can be large
 -- (payload, errors, result) is elsewhere, so that a change of state rewrites a few dozen bytes.
+-- A new job's `seq` is one more than the largest. So that of the newest job is used again if that is deleted before the next
+-- comes, with every row that refers to it. AUTOINCREMENT would prevent that, for another page in each commit.
 CREATE TABLE job (
-    seq          INTEGER PRIMARY KEY AUTOINCREMENT, -- order of arrival; never used twice
+    seq          INTEGER PRIMARY KEY,              -- order of arrival
     id           BLOB NOT NULL,                    -- its key
     lane         INTEGER NOT NULL,
     tenant_queue INTEGER NOT NULL,                 -- that lane's
@@ -241,7 +243,8 @@ CREATE TABLE lease (
     job    INTEGER PRIMARY KEY,
     worker TEXT NOT NULL,
     token  BLOB NOT NULL,
-    until  INTEGER NOT NULL
+    until  INTEGER NOT NULL,
+    usage  BLOB                                     -- what it uses: MessagePack of `RunUsage`; NULL = not reported
 ) STRICT;
 
 CREATE INDEX lease_holder ON lease (worker, token);

@@ -136,16 +136,18 @@ class StoreClock:
         self._latest = self._host = 0
         """The latest time of the store that is known, and what the host's clock showed then."""
 
-    def begin(self, *, may_write: bool) -> None:
-        """To be called first in a transaction."""
+    def begin(self, *, may_write: bool) -> int:
+        """To be called first in a transaction: its time, in microseconds."""
         latest, host = self._sql.execute(_READ).get
         if latest > self._latest:
             self._latest, self._host = latest, host
-        if may_write and (self.now() >= latest + NOTED_EVERY or self._host < host):
+        now = self._go_on()
+        if may_write and (now >= latest + NOTED_EVERY or self._host < host):
             self._sql.execute(_NOTE, (self._latest, self._host))
+        return now
 
-    def now(self) -> int:
-        """Microseconds."""
+    def _go_on(self) -> int:
+        """The time now; it never goes back."""
         host = to_micros(self._clock.now())
         passed = host - self._host
         if passed < -SET_BACK:

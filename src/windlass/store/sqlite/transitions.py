@@ -54,6 +54,10 @@ _RUNNING = """
 """
 _RENEW = "UPDATE lease SET until = ?2 WHERE job IN carray(?1)"
 _SET_PROGRESS = "INSERT OR REPLACE INTO progress (job, data) VALUES {rows}"
+_SET_USAGE = """
+    WITH measured (job, usage) AS (VALUES {rows})
+    UPDATE lease SET usage = measured.usage FROM measured WHERE lease.job = measured.job
+"""
 _SET_UPDATED_AT = "UPDATE job SET updated_at = ?2 WHERE seq IN carray(?1)"
 _SET_PID = """
     WITH begun (seq, pid, updated_at) AS (VALUES {rows})
@@ -164,6 +168,7 @@ def heartbeat(tx: Transaction, beats: Sequence[Heartbeat], lease: float) -> list
         tx.run(_RENEW, int_array(renewed), tx.now + span(lease))
     tx.run_all(_SET_PID, list(pids.values()))
     tx.run_all(_SET_PROGRESS, list(progress.values()))
+    _set_usage(tx, held, beats)
     if progress:
         tx.run(_SET_UPDATED_AT, int_array(list(progress)), tx.now)
     _set_handler(tx, ran)
@@ -172,6 +177,13 @@ def heartbeat(tx: Transaction, beats: Sequence[Heartbeat], lease: float) -> list
         tx.run(_DROP_SENT_FILES, int_array(seqs))
         tx.run(_NO_SENT_FILES, int_array(seqs))
     return answers
+
+
+def _set_usage(tx: Transaction, held: Mapping[bytes, LeasedRow], beats: Sequence[Heartbeat]) -> None:
+    measured = [beat for beat in beats if beat.usage is not None]
+    jobs = [(held.get(id), beat) for id, beat in zip(job_keys(measured), measured, strict=True)]
+    rows = {job.seq: (job.seq, _pack.encode(beat.usage)) for job, beat in jobs if job and job.token == beat.token}
+    tx.run_all(_SET_USAGE, list(rows.values()))
 
 
 def _set_handler(tx: Transaction, ran: Mapping[str, Sequence[int]]) -> None:
@@ -290,7 +302,7 @@ _SET_TIER = """
 """
 _ADOPT = (
     "UPDATE job SET worker = ?2, node = ?3, updated_at = ?4 WHERE seq = ?1",
-    "UPDATE lease SET worker = ?2, token = ?3, until = ?4 WHERE job = ?1",
+    "UPDATE lease SET worker = ?2, token = ?3, until = ?4, usage = NULL WHERE job = ?1",
 )
 _SET_WAITS = """
     WITH remaining (seq, waits) AS (VALUES {rows})

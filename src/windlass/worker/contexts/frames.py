@@ -336,6 +336,8 @@ class Exited(Struct, frozen=True, tag=True):
     """As `wait` returns it."""
     peak_memory: int
     """Bytes."""
+    cpu_time: float = 0.0
+    """Seconds."""
 
 
 ZygoteReport = AppInfo | ImportFailed | Forked | ForkFailed | SignalSent | Exited

@@ -60,6 +60,7 @@ class Ending(Struct, frozen=True, omit_defaults=True):
     begun: bool
     """Whether it had been given its job."""
     unsent: list[ContextUpdate] = []
+    cpu_time: float = 0.0
 
 
 _about = msgspec.msgpack.Decoder(About)

@@ -348,7 +348,7 @@ class ContextRunner:
     def _place(self, run: ActiveRun, context: ContextProcess) -> None:
         self._context_of[run.number] = context
         context.runs.add(run.number)
-        run.pid = context.pid
+        run.pid, run.alone = context.pid, context.isolated
 
     def _begin(self, run: ActiveRun) -> None:
         """Report that a run begins, if it is held for that, as soon as it has a process; then let it start."""
@@ -550,7 +550,7 @@ class ContextRunner:
         """A context is exiting, or has; its status comes later."""
         self._remove(context)
 
-    def exited(self, context: ContextProcess, status: int, peak_memory: int) -> None:
+    def exited(self, context: ContextProcess, status: int, peak_memory: int, cpu_time: float) -> None:
         outcome = self._outcomes.pop(context, None)
         tail = self._tails.pop(context, "")
         if context.opening:
@@ -568,6 +568,8 @@ class ContextRunner:
                 continue
             if outcome is None and context.stdin is not None and os.WIFEXITED(status):
                 outcome = exited_by_itself(run, os.WEXITSTATUS(status))
+            if context.isolated and peak_memory:
+                run.used = peak_memory, cpu_time
             self._finish(run, outcome or crashed(run, status, peak_memory, tail))
 
     def fork_failed(self, context: ContextProcess, why: str) -> None:

@@ -106,7 +106,7 @@ class ProcessListener(Protocol):
 
     def disconnected(self, context: "ContextProcess") -> None: ...
 
-    def exited(self, context: "ContextProcess", status: int, peak_memory: int) -> None: ...
+    def exited(self, context: "ContextProcess", status: int, peak_memory: int, cpu_time: float) -> None: ...
 
     def fork_failed(self, context: "ContextProcess", why: str) -> None: ...
 
@@ -185,7 +185,7 @@ class ContextProcess(asyncio.Protocol):
         if self._exited is not None:
             self._exited = None
             self.close()
-            self.listener.exited(self, exited.status, exited.peak_memory)
+            self.listener.exited(self, exited.status, exited.peak_memory, exited.cpu_time)
 
     def assign(self, assignments: Sequence[Assignment]) -> None:
         self.jobs += len(assignments)
@@ -319,7 +319,7 @@ class KeptProcess(ContextProcess):
         self.unbegun = not ending.begun
         for update in ending.unsent:
             self._take(update)
-        self.listener.exited(self, ending.status, ending.peak_memory)
+        self.listener.exited(self, ending.status, ending.peak_memory, ending.cpu_time)
         if is_orphan:
             self.settled()
 

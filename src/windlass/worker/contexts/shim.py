@@ -43,6 +43,7 @@ from windlass.worker.linux import (
     end_children,
     name_process,
     send,
+    used_in_all,
 )
 
 READ_AT_ONCE = 1 << 16
@@ -113,8 +114,8 @@ class Shim:
         self._outcomes: list[RunOutcome] = []
         self._number = self._sent = 0
         self._state = ShimState(context.pid)
-        self._status: tuple[int, int] | None = None
-        """Of the context: how it ended, and its peak memory."""
+        self._status: tuple[int, int, float] | None = None
+        """Of the context: how it ended, and what it has used."""
         self._woken, wake = os.pipe()
         os.set_blocking(self._woken, False)
         os.set_blocking(wake, False)
@@ -293,7 +294,7 @@ class Shim:
         with suppress(ChildProcessError):
             pid, status, usage = os.wait4(self._context, os.WNOHANG)
             if pid:
-                self._status = status, usage.ru_maxrss * 1024
+                self._status = status, *used_in_all(usage)
 
     def _end(self) -> None:
         """The context has ended: so does what it has started, and then all it said is here."""
@@ -305,9 +306,9 @@ class Shim:
         if self._worker is None and _now() - self._alone_since > self._lease:
             self._remove_folder()
             return
-        status, peak_memory = self._status or (0, 0)
+        status, peak_memory, cpu_time = self._status or (0, 0, 0.0)
         last = ContextUpdate(self._outcomes, n=self._number + 1)
-        ending = Ending(status, peak_memory, self._state.begun, [*self._pending, last])
+        ending = Ending(status, peak_memory, self._state.begun, [*self._pending, last], cpu_time)
         try:
             write_whole(self._folder, ENDING, msgspec.msgpack.encode(ending))
         except OSError as fault:

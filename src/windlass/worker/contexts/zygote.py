@@ -50,6 +50,7 @@ from windlass.worker.linux import (
     die_with_parent,
     end_children,
     send,
+    used_in_all,
     wake_with_parents_end,
 )
 
@@ -174,13 +175,13 @@ class Zygote:
         """Reap dead children, report contexts among them, and end what they left behind."""
         orphans_likely = False
         while (dead := _reaped()) is not None:
-            pid, status, peak_memory = dead
+            pid, status, peak_memory, cpu_time = dead
             orphans_likely |= pid in self._contexts or pid in self._killed
             self._killed.discard(pid)
             if (number := self._contexts.pop(pid, None)) is not None:
                 del self._pids[number]
                 folders.remove_of(pid)
-                self._report(Exited(number, status, peak_memory))
+                self._report(Exited(number, status, peak_memory, cpu_time))
         if orphans_likely:
             self._sweeps = SWEEPS
         if self._sweeps:
@@ -206,13 +207,13 @@ def report_to(control: socket.socket, report: ZygoteReport) -> None:
         return  # the supervisor is gone; the next read of the connection finds that
 
 
-def _reaped() -> tuple[int, int, int] | None:
-    """A child that has ended: its pid, its status, its peak memory in bytes."""
+def _reaped() -> tuple[int, int, int, float] | None:
+    """A child that has ended: its pid, its status, what it has used."""
     try:
         pid, status, usage = os.wait4(-1, os.WNOHANG)
     except ChildProcessError:
         return None
-    return (pid, status, usage.ru_maxrss * 1024) if pid else None
+    return (pid, status, *used_in_all(usage)) if pid else None
 
 
 def _redirect(stdin: Stdin | None, descriptors: list[int]) -> None:

@@ -203,7 +203,7 @@ class _BatchListener:
 
     def began(self, id: str, pid: int | None, tier: Tier | None) -> None:
         run = self._batch[id]
-        run.pid, run.sandbox, run.began = pid, tier, False
+        run.pid, run.sandbox, run.began, run.alone = pid, tier, False, pid is not None
         if self.began_at is None:
             self.began_at = self._clock.monotonic()
         log.debug("job %s runs in %s", id, "a call to its URL" if tier is None else f"process {pid} ({tier})")

@@ -174,5 +174,8 @@ export function bytes(count) {
   return `${place ? count.toFixed(1) : count} ${units[place]}`;
 }
 
+/** What a running job uses, in words. @param {any} usage */
+export const used = (usage) => (usage ? [usage.memory !== null && `${bytes(usage.memory)} of memory`, usage.cpu !== null && `${Math.round(100 * usage.cpu)} % of a CPU`, usage.output > 0 && `${bytes(usage.output)} of output`].filter(Boolean).join(", ") : "");
+
 /** @param {number | undefined} count */
 export const number = (count) => (count ?? 0).toLocaleString("en").replaceAll(",", "\u202f");

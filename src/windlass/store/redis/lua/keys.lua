@@ -244,8 +244,13 @@ local function id_of(key) return string.sub(key, 1, ID_SIZE) end
 local function member(seq, id) return struct.pack('>I8', seq) .. id end
 local function stamp(time) return string.format('%.0f', time) end
 
--- A node with what a worker says of what ran there, instead of what it said before.
-local function placed(node, ran) return string.match(node, '^[^\31]*') .. ran end
+-- A node with what a worker says of what ran there (behind \31), or of what that uses (behind \30), instead of what it said of
+-- that before.
+local function placed(node, said)
+  local place, used = string.match(node, '^([^\30]*)(.*)$')
+  if string.byte(said) ~= 30 then place = string.match(place, '^[^\31]*') end
+  return place .. said .. (string.find(said, '\30', 1, true) and '' or used)
+end
 
 -- Publish a message; how many connections it reached.
 local function publish(topic, message)

@@ -43,7 +43,8 @@ local function take_messages(id, after)
 end
 
 -- Renew the leases of running jobs and store what they report.
--- args →  lease (us); per job: id, token, pid ('' = unchanged), progress ('' = unchanged), what runs it ('' = unchanged),
+-- args →  lease (us); per job: id, token, pid ('' = unchanged), progress ('' = unchanged), what runs it and what that uses
+--         ('' = unchanged; see `placed`),
 --         number of the last message that its worker has ('' = it takes none), number of pieces of output (a minus
 --         before it: the files that came with the job are dropped),
 --         stream .. bytes, …
