@@ -595,7 +595,7 @@ class Task(Generic[P, R, C]):
         app, plan, named = self.app, self.plan, self.template.id is not None or self.template.key is not None
         there = {id for answer in answers for id in answer.existing}
         ids = [id for answer in answers for id in answer.ids]
-        handles = []
+        handles: list[Job[R]] = []
         for new, id in zip(news, ids, strict=True):
             created: bool | None = named or id == new.id  # as with one
             if id in there:
