@@ -17,6 +17,8 @@ LONGEST = (
     "test_load",
     "test_scoreboard",
     "test_reclaim_guard",
+    "test_killed_schedulers",
+    "test_steps",
 )
 """Modules with tests of many seconds. They come first, so that no long test is left when all others are done."""
 
