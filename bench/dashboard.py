@@ -3,7 +3,8 @@
 A server gets a backlog; the questions of its pages are asked one at a time. Then it carries 1,000 jobs a second, alone
 and with fifty dashboards open, which follow the events and ask as often as the first page does; its processor time is
 compared. With so many events a page gives its stream up for a while, and asks by time. The history
-is noted once a minute and takes the processor from the queue meanwhile: that is timed in process.
+is noted once a minute and takes the processor from the queue meanwhile: that is timed in process, and so are drains
+with and without it, in turn. On a busy machine two drains differ by more than the history costs.
 """
 
 import argparse
@@ -27,8 +28,15 @@ from bench.table import Table
 from tests.support.ports import free_port
 from tests.support.servers import Server
 from windlass.addresses import open_engine
-from windlass.engine.history import SECONDS, Historian
+from windlass.engine import Engine
+from windlass.engine.history import NOTE_EVERY, SECONDS, Historian
+from windlass.engine.upkeep import repeat
+from windlass.model.new_job import NewJob
+from windlass.model.operations import MOST_AT_ONCE, Claim, EnqueueMany, Finish, Finished, Register
+from windlass.model.outcome import Verdict
+from windlass.model.worker import NewWorker
 from windlass.server import dashboard
+from windlass.system import SystemClock
 
 ROUNDS = 20
 QUEUES, TASKS = 10, 10
@@ -42,7 +50,16 @@ QUESTIONS = {
     "queues": "/queues?waits=true",
     "history of a day": "/history?step=minute&points=1439",
 }
-OVERVIEW = {"/stats": 2, "/queues?waits=true": 3, "/workers": 4, "/limits": 6, "/history?step=minute&points=60": 15}
+OVERVIEW = {
+    "/stats": 2,
+    "/queues?waits=true": 3,
+    "/workers": 4,
+    "/workers/changes?limit=6": 5,
+    "/limits": 6,
+    "/tasks": 10,
+    "/health": 10,
+    "/history?step=minute&points=60": 15,
+}
 """What an open first page asks, and every how many seconds, while it has no stream."""
 MOST_EVENTS, CALM_DOWN = 100, 60.0
 """Events after which a page gives its stream up, and for how many seconds on a busy queue: as in `live.js`."""
@@ -183,6 +200,39 @@ async def noted(address: str) -> float:
         return 100 * statistics.median(found) / SECONDS["minute"]
 
 
+async def drained(engine: Engine, number: int, *, noting: bool) -> tuple[float, float]:
+    """Jobs a second, and seconds of this process, while so many jobs are claimed and finished."""
+    for _ in range(0, number, MOST_AT_ONCE):
+        await engine(EnqueueMany(jobs=[NewJob(task="noop", queue="drained", keep_success=0.0)] * MOST_AT_ONCE))
+    worker = (await engine(Register(worker=NewWorker(name="bench", queues=["drained"], slots=AT_ONCE)))).worker
+    begun, used, done = time.perf_counter(), time.process_time(), 0
+    notes = asyncio.create_task(repeat(NOTE_EVERY, Historian(), engine, SystemClock())) if noting else None
+    while claimed := await engine(Claim(worker=worker, slots=AT_ONCE)):
+        ends = [Finished(id=one.job.id, token=one.token, outcome=Verdict.OK) for one in claimed]
+        done += len((await engine(Finish(worker=worker, jobs=ends))).applied)
+    rate, spent = done / (time.perf_counter() - begun), time.process_time() - used
+    if notes is not None:
+        notes.cancel()
+        await asyncio.wait({notes})
+    return rate, spent
+
+
+async def history_cost(address: str, number: int, rounds: int) -> tuple[float, float]:
+    """What a drain loses, and what it takes more of the processor, in percent, with the history against without it."""
+    rates: dict[bool, list[float]] = {True: [], False: []}
+    spent: dict[bool, list[float]] = {True: [], False: []}
+    async with open_engine(address) as engine:
+        await drained(engine, number // 4, noting=True)  # warm
+        for turn in range(rounds):
+            for noting in (True, False) if turn % 2 else (False, True):
+                rate, seconds = await drained(engine, number, noting=noting)
+                rates[noting].append(rate)
+                spent[noting].append(seconds)
+    kept = statistics.median(noted / bare for noted, bare in zip(rates[True], rates[False], strict=True))
+    more = statistics.median(noted / bare for noted, bare in zip(spent[True], spent[False], strict=True))
+    return 100 * (1 - kept), 100 * (more - 1)
+
+
 def measured(table: Table, name: str, address: str, folder: Path, arguments: argparse.Namespace) -> dict[str, float]:
     port, number = free_port(), arguments.jobs
     with started(served(address, folder, port), folder, port) as program:
@@ -195,9 +245,12 @@ def measured(table: Table, name: str, address: str, folder: Path, arguments: arg
             table.put(name, number, f"ms: {what}", milliseconds)
         alone, dashboards, done = compared(program, port, token, arguments)
     history = asyncio.run(noted(address))
+    lost, more = asyncio.run(history_cost(address, arguments.drained, arguments.drains))
     table.put(name, number, "% of a core for the jobs alone", alone)
     table.put(name, number, f"% of a core for {arguments.dashboards} dashboards", dashboards)
     table.put(name, number, "jobs/s meanwhile", done)
+    table.put(name, number, "% fewer jobs/s drained with the history", lost)
+    table.put(name, number, "% more processor time of a drain with the history", more)
     table.put(name, number, "% of a core for the history", history)
     firsts = [milliseconds for what, milliseconds in times.items() if what.startswith("first rows")]
     return dict(zip(BARS, (max(firsts), weight(), dashboards, history), strict=True))
@@ -209,14 +262,18 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--dashboards", type=int, default=50)
     parser.add_argument("--seconds", type=float, default=15, help="of each slice")
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--drained", type=int, default=200_000, help="jobs of each drain")
+    parser.add_argument("--drains", type=int, default=7, help="with the history, and as many without")
+    parser.add_argument("--stores", nargs="+", choices=("sqlite", "redis"), default=("sqlite", "redis"))
     arguments = parser.parse_args(argv)
     table, found = Table(), {}
     with tempfile.TemporaryDirectory(prefix="windlass-bench-") as name:
         folder = Path(name)
         folder.chmod(0o700)
         with Server("redis", folder, fsync="everysec") as server:
-            for store, address in {"sqlite": str(folder / "jobs.db"), "redis": server.url}.items():
-                found[store] = measured(table, store, address, folder, arguments)
+            addresses = {"sqlite": str(folder / "jobs.db"), "redis": server.url}
+            for store in arguments.stores:
+                found[store] = measured(table, store, addresses[store], folder, arguments)
     print(table.markdown(), end="\n\n")
     for what, bar in BARS.items():
         for store, figures in found.items():

@@ -6,6 +6,7 @@ and dark, wide and on a phone. `--empty` shows a server without a job.
 
 import asyncio
 import math
+import shutil
 import sys
 import tempfile
 import time
@@ -14,8 +15,9 @@ from typing import Any, NamedTuple
 
 import httpx2
 import msgspec
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser, expect
 
+from tests.support.browser import opened_browser
 from tests.support.http_servers import process
 from windlass.addresses import open_store
 from windlass.engine.history import KEPT, KINDS, SECONDS, Note
@@ -23,17 +25,6 @@ from windlass.engine.history import KEPT, KINDS, SECONDS, Note
 ROOT = Path(__file__).parent.parent
 IMAGES = ROOT / "docs" / "images"
 PATIENCE = 40.0
-
-BROWSER = "/usr/bin/chromium"
-FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
 
 WIDE, PHONE = (1280, 800), (390, 844)
 SHOWN = {
@@ -150,8 +141,9 @@ def _take(browser: Browser, site: Site, folder: Path, *, every: bool) -> None:
                 if not every and f"{theme}-{form}" not in SHOWN.get(name, ()):
                     continue
                 page.goto(f"/#{path}")
-                page.wait_for_load_state("networkidle")
-                page.wait_for_timeout(600)
+                page.locator("main h1").wait_for()
+                expect(page.locator("main [aria-busy=true]")).to_have_count(0)
+                page.wait_for_timeout(900)  # for what is asked for later; the stream of events never ends
                 wide = page.evaluate("document.documentElement.scrollWidth")
                 if wide > width:
                     print(f"{name}, {theme}, {form}: {wide} pixels wide", file=sys.stderr)
@@ -167,14 +159,14 @@ def main(said: list[str]) -> int:
         return 2
     goal = folders[0] if folders else IMAGES
     goal.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory(prefix="shop-") as name:
         folder = Path(name)
         if not empty:
             asyncio.run(_write_past(str(folder / "jobs.db")))
-        path = str(ROOT / "examples")
+        shutil.copy(ROOT / "examples" / "shop.py", folder)  # its path is in tracebacks
         with (
-            process(folder, "--app", "shop:app", "-c", "8", "--allow-upload", PYTHONPATH=path) as server,
-            sync_playwright() as playwright,
+            process(folder, "--app", "shop:app", "-c", "8", "--allow-upload", PYTHONPATH=name) as server,
+            opened_browser() as browser,
         ):
             headers = {"authorization": f"Bearer {server.token}"}
             client = httpx2.Client(base_url=server.address, headers=headers, trust_env=False, timeout=30)
@@ -182,9 +174,7 @@ def main(said: list[str]) -> int:
             site = Site(client, {"overview": "/", **{name: f"/{name}" for name in names}})
             if not empty:
                 _fill(site)
-            browser = playwright.chromium.launch(executable_path=BROWSER, args=FLAGS)
             _take(browser, site, goal, every=bool(folders))
-            browser.close()
     return 0
 
 

@@ -7,6 +7,4 @@ import django
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "settings")
 django.setup()
 
-from orders.tasks import app  # noqa: E402 - models are there only now
-
-__all__ = ["app"]
+from orders.tasks import app  # noqa: E402, F401 - models are there only now; the worker looks for it here

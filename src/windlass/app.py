@@ -592,16 +592,17 @@ class Task(Generic[P, R, C]):
         return Job(id, self.app, self.plan, created=created or (None if again else False))
 
     def _handles(self, news: list[NewJob], answers: list[Enqueued], *, again: bool = False) -> "list[Job[R]]":
+        app, plan, named = self.app, self.plan, self.template.id is not None or self.template.key is not None
         there = {id for answer in answers for id in answer.existing}
         ids = [id for answer in answers for id in answer.ids]
-        handles = []
+        handles: list[Job[R]] = []
         for new, id in zip(news, ids, strict=True):
-            handle = self._handle(new, id, created=True)
-            if handle.id in there:
-                handle.created = None if again else False
-            elif self.template.id is not None or self.template.key is not None:
-                there.add(handle.id)  # the next one with its key is the same job
-            handles.append(handle)
+            created: bool | None = named or id == new.id  # as with one
+            if id in there:
+                created = None if again else False
+            elif named:
+                there.add(id)  # the next one with its key is the same job
+            handles.append(Job(id, app, plan, created=created))
         return handles
 
     def __repr__(self) -> str:

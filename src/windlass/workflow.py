@@ -432,5 +432,5 @@ def _is_over(progress: BatchProgress, until: float | None) -> bool:
     """Whether all of these jobs have ended."""
     pending = progress.total - progress.done
     if pending and until is not None and _clock.monotonic() >= until:
-        raise TimeoutError(f"{pending} jobs of the batch have not ended in time: wait again, or cancel them")
+        raise TimeoutError(f"at least {pending} jobs of the batch have not ended in time: wait again, or cancel them")
     return not pending

@@ -35,7 +35,7 @@ from windlass.cli.match_options import MatchOptions
 from windlass.engine import Engine
 from windlass.model import wire
 from windlass.model.errors import Invalid
-from windlass.model.job import JSON, Error
+from windlass.model.job import JSON, Error, Job
 from windlass.model.match import Match
 from windlass.model.new_job import NewJob
 from windlass.model.operations import (
@@ -44,11 +44,13 @@ from windlass.model.operations import (
     Begin,
     Claim,
     Claimed,
+    Enqueue,
     EnqueueMany,
     Finish,
     Finished,
     Register,
     Renew,
+    Unregister,
 )
 from windlass.model.outcome import Verdict
 from windlass.model.output import NewChunk, Progress
@@ -388,6 +390,18 @@ def test_a_card_shows_what_is_out_of_the_ordinary(windlass: Windlass, place: Pla
     assert "priority" not in card.out, "what is as usual is not worth a line"
 
 
+def test_a_card_names_the_jobs_before_and_after_a_job(windlass: Windlass, place: Place) -> None:
+    async def chained(engine: Engine) -> tuple[Job, Job]:
+        new = NewJob(task="first", then=NewJob(task="next"))
+        first = await engine(Enqueue(tenant=place.tenant, job=new))
+        return first, await engine(Enqueue(tenant=place.tenant, job=NewJob(task="last", after=[first.id])))
+
+    first, last = place.do(chained)
+    assert re.search(f"^follow-up +{first.follow_up} *$", windlass("jobs", "show", first.id).out, re.MULTILINE)
+    assert re.search(f"^after +{first.id} *$", windlass("jobs", "show", last.id).out, re.MULTILINE)
+    assert windlass("jobs", "show", first.id, "--json").json["follow_up"] == first.follow_up
+
+
 def test_the_result_of_a_job_is_printed_as_json(windlass: Windlass, place: Place) -> None:
     id = windlass("enqueue", "t").out.strip()
     pending = windlass("jobs", "result", id)
@@ -506,7 +520,8 @@ def test_a_job_that_was_asked_to_stop_is_not_asked_again(windlass: Windlass, fil
         await engine(Claim(tenant=file.tenant, worker=await file.register(engine), slots=1))
 
     file.do(claim)
-    assert windlass("jobs", "cancel", id).out == "cancelled 1 job\n"
+    assert windlass("jobs", "cancel", id).out == "1 running job will be cancelled once it has stopped\n"
+    assert "attempt 1, stopping (cancelled)" in windlass("jobs", "ls").out
     again = windlass("jobs", "cancel", id)
     assert (again.status, again.err) == (4, f"windlass: id: job {id} is running: it was asked to stop already\n")
 
@@ -573,6 +588,33 @@ def test_a_healthy_file_gets_a_clean_bill(windlass: Windlass, file: Place) -> No
 
 def place_worker(place: Place, *queues: str) -> None:
     place.do(lambda engine: place.register(engine, *queues))
+
+
+def test_workers_that_came_and_went_are_listed(windlass: Windlass, place: Place) -> None:
+    async def come_and_go(engine: Engine) -> str:
+        worker = await place.register(engine)
+        await engine(Unregister(tenant=place.tenant, worker=worker))
+        return worker
+
+    worker = place.do(come_and_go)
+    lines = [line for line in windlass("workers", "changes").out.splitlines() if worker in line]
+    assert [re.findall(r"stopped|joined|tester|box|" + worker, line) for line in lines] == [
+        ["stopped", "tester", "box", worker],
+        ["joined", "tester", "box", worker],
+    ]
+    assert len(windlass("workers", "changes", "1", "--json").json) == 1
+
+
+def test_paused_tasks_are_listed(windlass: Windlass, place: Place) -> None:
+    windlass("tasks", "pause", "charge", "--why", "the bank is down")
+    assert re.search(r"^charge +paused: the bank is down", windlass("tasks", "ls").out, re.MULTILINE)
+    assert [one["task"] for one in windlass("tasks", "ls", "--json").json if one.get("paused")] == ["charge"]
+
+
+def test_the_doctor_says_how_full_the_store_is(windlass: Windlass, place: Place) -> None:
+    windlass("enqueue", "t")
+    found = {one["what"]: one for one in windlass("doctor", "--json").json["findings"]}
+    assert re.match(r"[\d.]+ \w+ used", found["space"]["found"])
 
 
 def test_the_doctor_names_queues_without_workers(windlass: Windlass, file: Place) -> None:

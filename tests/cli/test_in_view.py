@@ -13,6 +13,7 @@ from tests.support.engines import enqueue, register, take
 from tests.support.stores import VirtualClock
 from tests.support.worker_harness import ON_A_FILE, WorkerHarness
 from windlass.cli import terminal
+from windlass.cli.job_view import job_note
 from windlass.cli.queues import running_columns, worker_of
 from windlass.engine import Engine
 from windlass.model.job import Error, Job, Reason, State
@@ -64,6 +65,24 @@ def test_a_halted_job_has_an_error_that_explains_it(how: str) -> None:
     assert move.error is not None
     assert (move.error.type, move.error.reason) == ("Halted", Reason.HALTED)
     assert move.error.message == "its place was needed for a job that waits"
+
+
+def test_a_list_says_why_a_job_was_cancelled_by_no_one_and_that_a_running_one_is_stopping() -> None:
+    halted = replace(running(), state=State.CANCELLED, reason=Reason.HALTED, finished_at=NOW)
+    assert job_note(halted, NOW + timedelta(seconds=4)) == "halted, 4.0 s ago"
+    assert job_note(replace(halted, reason=Reason.CANCELLED), NOW + timedelta(seconds=4)) == "4.0 s ago"
+    assert job_note(running(reason=Reason.DELETED), NOW) == "attempt 1, stopping (deleted)"
+    assert job_note(running(reason=Reason.SHRUNK), NOW) == "attempt 1, (shrunk)"
+
+
+@ON_A_FILE
+def test_the_log_says_that_a_cancelled_run_was_stopped_not_that_it_failed(harness: WorkerHarness) -> None:
+    worker = harness.start("-v", "--contexts", "1")
+    job = harness.tasks.co_asleep.enqueue()
+    harness.noted("began")
+    job.cancel()
+    assert harness.ended(job).state is State.CANCELLED
+    worker.hear(f"{job.id} co_asleep stopped after [0-9.]+ s")
 
 
 def test_a_shrunk_job_that_timed_out_has_an_error_that_explains_it() -> None:

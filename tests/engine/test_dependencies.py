@@ -21,6 +21,7 @@ from windlass.model.operations import (
     Cancel,
     Claim,
     Delete,
+    Edit,
     EnqueueMany,
     Finish,
     Finished,
@@ -255,6 +256,22 @@ async def test_a_job_is_followed_by_another_that_gets_its_result(engine: Engine)
     assert following.id == child_id(first.id, "then", "b")
     assert (following.queue, following.priority, following.content_type) == ("b", 2, JSON)
     assert bytes((await engine(Show(tenant="acme", id=following.id, payload=True))).payload) == b"[42]"  # type: ignore[arg-type]
+
+
+async def test_a_job_names_the_job_that_follows_it(engine: Engine) -> None:
+    chain = NewJob(task="next", queue="b", then=NewJob(task="last", key="k"))
+    first = await enqueue(engine, then=chain, follow_up=OTHER_ID)
+    plain = await enqueue(engine, queue="a", follow_up=OTHER_ID)
+    assert (first.follow_up, plain.follow_up) == (child_id(first.id, "then", "b"), None)
+    await engine(Edit(id=first.id, priority=7, payload=packed("edited")))
+    await end(engine, first.id)
+    await follow(engine)
+    (next_job,) = await made(engine, "next")
+    assert (await engine(Show(id=first.id))).follow_up == next_job.id
+    await end(engine, next_job.id)
+    await follow(engine)
+    (last,) = await made(engine, "last")
+    assert (next_job.follow_up, last.follow_up) == (last.id, None)
 
 
 async def test_a_payload_of_its_own_comes_before_the_result(engine: Engine) -> None:

@@ -584,7 +584,7 @@ async def test_a_running_job_that_is_cancelled_is_stopped_by_its_worker(engine: 
     claimed = await take(engine, worker)
     alive = Alive(id=job.id, token=claimed.token)
     assert await engine(Renew(worker=worker, jobs=[alive])) == Renewed()
-    assert await engine(Cancel(ids=[job.id])) == Changed(changed=1)
+    assert await engine(Cancel(ids=[job.id])) == Changed(changed=1, stopping=1)
     assert await engine(Cancel(ids=[job.id])) == Changed(changed=0)
     assert await engine(Renew(worker=worker, jobs=[alive])) == Renewed(orders=[Order(id=job.id, order="cancel")])
     await finish(engine, worker, claimed, Verdict.ERROR)
@@ -596,7 +596,7 @@ async def test_a_running_job_that_is_deleted_is_gone_when_it_has_stopped(engine:
     job = await enqueue(engine)
     worker = await register(engine)
     claimed = await take(engine, worker)
-    assert await engine(Delete(ids=[job.id])) == Changed(changed=1)
+    assert await engine(Delete(ids=[job.id])) == Changed(changed=1, stopping=1)
     assert await engine(Delete(ids=[job.id])) == Changed(changed=0)
     assert await state(engine, job.id) is State.RUNNING
     assert (await finish(engine, worker, claimed, Verdict.ERROR)).applied == [job.id]

@@ -34,9 +34,12 @@ from windlass.model.new_job import NewJob
 from windlass.model.operations import (
     AddToken,
     Alive,
+    Began,
+    Begin,
     Cancel,
     ChangeQueue,
     Claim,
+    Edit,
     Enqueue,
     EnqueueMany,
     Finish,
@@ -205,6 +208,38 @@ async def test_each_step_of_every_job_is_an_event(engine: Engine, elsewhere: Eng
         await elsewhere(Rerun(ids=[job.id]))
         await elsewhere(Cancel(ids=[job.id]))
         assert said(await take_events(watcher, 2)) == [("queued", "one"), ("cancelled", "one")]
+
+
+async def test_an_edit_is_an_event_and_a_begin_one_for_those_who_follow_the_job(
+    engine: Engine, elsewhere: Engine
+) -> None:
+    job = await enqueue(engine)
+    async with engine.watching("default", Match()) as watcher, aclosing(engine.follow_job("default", job.id)) as story:
+        found: list[Event] = []
+
+        async def until(name: str) -> Event:
+            async with asyncio.timeout(PATIENCE):
+                while not found or found[-1].name != name:
+                    found.append(await anext(story))
+            return found[-1]
+
+        await until("queued")
+        await elsewhere(Edit(id=job.id, priority=3))
+        edited = (await until("edited")).job
+        worker = await register(elsewhere)
+        claimed = await take(elsewhere, worker)
+        await until("started")
+        await elsewhere(Begin(worker=worker, jobs=[Began(id=job.id, token=claimed.token, pid=77)]))
+        begun = (await until("begun")).job
+        await finish(elsewhere, worker, claimed)
+        await until("succeeded")
+        assert edited is not None
+        assert begun is not None
+        assert (edited.priority, begun.pid) == (3, 77)
+        expected = ["queued", "edited", "started", "begun", "succeeded"]
+        assert [event.name for event in found if event.name != "estimate"] == expected
+        names = [event.name for event in await take_events(watcher, 3)]
+        assert names == ["edited", "started", "succeeded"]
 
 
 async def test_a_job_whose_worker_is_lost_is_an_event_too(

@@ -75,8 +75,9 @@ async def test_there_are_no_more_contexts_than_allowed_and_all_get_their_turn() 
 
 
 async def test_a_tenant_may_have_all_contexts_at_once() -> None:
+    """Code without a user of its own is counted together with what else this user runs just now."""
     work = handler("sh", "sleep 1", batch=1)
-    async with bench(contexts=6, processes=4) as shop:
+    async with bench(contexts=6, processes=4 if os.getuid() == 0 else 100) as shop:
         ran = await asyncio.gather(*(shop.run(work, b"") for _ in range(6)))
     assert [heard.codes for heard in ran] == [[200]] * 6
 

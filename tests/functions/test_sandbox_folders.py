@@ -2,13 +2,15 @@
 
 import asyncio
 import os
+import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from tests.support.function_harness import there
-from windlass.worker.functions.sandbox.folders import PREFIX, Folders
+from tests.support.worker_harness import alive, until
+from windlass.worker.functions.sandbox.folders import PREFIX, Folders, end_leftovers
 
 ROUNDS = 80
 
@@ -56,3 +58,18 @@ def test_what_a_killed_worker_has_left_is_swept_away_but_nothing_of_others(
     assert list(tmp_path.iterdir()) == [left]
     assert asyncio.run(sweep_beside_another(str(tmp_path)))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_has_no_user_of_its_own_is_ended_by_its_home(tmp_path: Path) -> None:
+    homes = [str(tmp_path / name) for name in ("this", "other")]
+    left, other = (
+        subprocess.Popen(["/bin/sleep", "600"], env={"HOME": home}, start_new_session=True) for home in homes
+    )
+    try:
+        end_leftovers(None, homes[0])
+        until(lambda: not alive(left.pid))
+        assert alive(other.pid)
+    finally:
+        for one in (left, other):
+            one.kill()
+            one.wait()

@@ -46,7 +46,7 @@ from windlass.model.errors import Conflict, Unavailable
 from windlass.model.job import TEXT, Reason, State
 from windlass.model.names import JobKey, check_id, check_mark, ids_like, key_of, marked, text_id, text_ids, texts_like
 from windlass.model.new_job import JobOptions, NewJob
-from windlass.model.operations import Count, Enqueue, EnqueueLines, EnqueueMany, List, Show
+from windlass.model.operations import Count, Enqueue, EnqueueLines, EnqueueMany, GetProgress, List, Show
 from windlass.store import encoding
 from windlass.store.data import Draft, DrainRequest
 from windlass.store.redis.scrub import scrub
@@ -222,8 +222,12 @@ async def test_lines_that_are_only_in_the_journal_are_shown_and_drained_in_order
         assert bytes(shown.payload) == b"line 1234"  # type: ignore[arg-type]
         with pytest.raises(Unavailable):
             await service(Show(tenant="other", id=accepted.ids[1234]))
+        with pytest.raises(Unavailable, match="does not have all accepted jobs"):
+            await service(GetProgress(ids=accepted.ids[2000:], wait=0.1))
         server.start()
         await up(service)
+        progress = await service(GetProgress(ids=accepted.ids[2000:]))
+        assert (progress.done, progress.states) == (0, {State.QUEUED: 500})
         assert (await service(Show(id=accepted.ids[2499]))).reason is None
         first = await service(List(limit=1000))
         second = await service(List(limit=1000, after=first.next))

@@ -33,6 +33,7 @@ from windlass.engine.journal import open_journaled
 from windlass.engine.journal.file import JournalFile, Row
 from windlass.engine.journal.service import drain_folder
 from windlass.model.errors import Busy, Invalid, Unavailable
+from windlass.model.health import Health, JournalHealth
 from windlass.model.job import Reason, State
 from windlass.model.limit import NewLimit, Which
 from windlass.model.new_job import JobOptions, NewJob
@@ -44,6 +45,7 @@ from windlass.model.operations import (
     EnqueueLines,
     EnqueueMany,
     GetEstimate,
+    GetHealth,
     GetQuota,
     GetResult,
     GetStats,
@@ -239,12 +241,19 @@ async def test_new_jobs_are_accepted_and_everything_else_is_refused_at_once(
         assert (await service(GetResult(id=one.id))).state is State.QUEUED
         with pytest.raises(Unavailable):
             await service(Show(tenant="other", id=one.id))
+        health = await service(GetHealth(tenant="-"))
+        assert health.journal is not None
+        assert (health.store, health.journal.waiting, bool(health.journal.fault)) == (None, 3, True)
+        assert await service(GetHealth()) == Health()
         for operation in (GetStats(), GetQuota(), List(), Show(id=before.id), Claim(worker="w")):
             with pytest.raises(Unavailable):
                 await service(operation)
         server.start()
         await up(service)
         assert (await service(Show(id=one.id))).reason is None
+        health = await service(GetHealth(tenant="-"))
+        assert health.store is not None
+        assert health.journal == JournalHealth(waiting=0)
         assert await in_order(service) == [0, 1, 2, 3]
         assert "the store is back; 3 jobs waited for it" in caplog.text
 

@@ -443,6 +443,7 @@ ODD_TERMS: dict[str, Any] = {
     "after": [SOME_ID],
     "after_failure": "run",
     "with_results": "list",
+    "follow_up": SOME_ID,
 }
 
 

@@ -379,7 +379,9 @@ async def test_a_job_cancelled_before_its_start_never_runs(site: ChecklistServer
     assert await site.ask("POST", f"/jobs/{waiting}/cancel", {}) == {"changed": 0}
     await site.enqueue()
     (claimed,) = await site.claim()
-    assert await site.ask("POST", f"/jobs/{claimed['job']['id']}/cancel", {}) == {"changed": 1}
+    running = claimed["job"]["id"]
+    assert await site.ask("POST", f"/jobs/{running}/cancel", {"dry_run": True}) == {"changed": 1, "stopping": 1}
+    assert await site.ask("POST", f"/jobs/{running}/cancel", {}) == {"changed": 1, "stopping": 1}
     held = {"id": claimed["job"]["id"], "token": claimed["token"]}
     renewed = await site.ask("POST", f"/workers/{site.worker}/renew", [held])
     assert [(order["id"], order["order"]) for order in renewed["orders"]] == [(held["id"], "cancel")]

@@ -59,6 +59,7 @@ from windlass.model.operations import (
     GetFile,
     GetFiles,
     GetHandler,
+    GetHealth,
     GetHistory,
     GetLimit,
     GetOutput,
@@ -107,8 +108,10 @@ from windlass.model.operations import (
     SendSignal,
     Service,
     Show,
+    Tasks,
     Tokens,
     Unregister,
+    WorkerChanges,
     Workers,
 )
 from windlass.model.outcome import Verdict
@@ -459,7 +462,13 @@ async def the_time_limit_of_a_running_job_is_lowered(script: Script) -> None:
     await script.refused(LowerTimeout(id=UNKNOWN_ID, timeout=1.0), Missing)
 
 
-@scenario(GetStats, Workers, Register, Unregister)
+@scenario(GetHealth)
+async def a_tenant_learns_nothing_of_the_store(script: Script) -> None:
+    await script.ask(GetHealth())
+    await script.ask(GetHealth(tenant="shop"))
+
+
+@scenario(GetStats, Workers, WorkerChanges, Register, Unregister)
 async def workers_come_and_go(script: Script) -> None:
     worker = await script.worker(queues=["a", "b"], tasks=["t"], slots=3, node="n", pid=5)
     await script.ask(Workers())
@@ -469,6 +478,10 @@ async def workers_come_and_go(script: Script) -> None:
     await script.refused(Unregister(worker=""), Missing)
     await script.refused(Register(worker=NewWorker(name="")), Invalid)
     await script.ask(Workers())
+    changes = await script.ask(WorkerChanges())
+    assert [(one.event, one.worker, one.node) for one in changes] == [("stopped", worker, "n"), ("joined", worker, "n")]
+    assert len(await script.ask(WorkerChanges(limit=1))) == 1
+    await script.refused(WorkerChanges(limit=0), Invalid)
     await script.ask(GetStats())
 
 
@@ -666,7 +679,7 @@ async def limits_are_kept_paused_and_removed(script: Script) -> None:
     assert len(await script.ask(Claim(worker=worker, slots=5))) == 1
 
 
-@scenario(ChangeQueue, GetQueue, Queues, GetTask, PauseTask)
+@scenario(ChangeQueue, GetQueue, Queues, GetTask, Tasks, PauseTask)
 async def queues_follow_their_settings(script: Script) -> None:
     tiers = [Tier(name="fast", seconds=3), Tier(name="slow", seconds=30, cap="50%")]
     change = QueueChange(tiers=tiers, timeout=60.0, keep_success=None, on_lost="requeue", weights={"work": 2.5})
@@ -681,6 +694,10 @@ async def queues_follow_their_settings(script: Script) -> None:
     await script.ask(PauseTask(task="work", pause=Pause(paused=True)))
     assert (await script.ask(GetTask(task="work"))).paused
     assert not (await script.ask(GetTask(task="other"))).paused
+    await script.ask(PauseTask(tenant="-", task="all", pause=Pause(paused=True, why="moving")))
+    tasks = await script.ask(Tasks())
+    assert [(one.tenant, one.task, one.why) for one in tasks] == [("-", "all", "moving"), ("default", "work", "")]
+    assert [one.task for one in await script.ask(Tasks(tenant="shop"))] == ["all"]
     await script.refused(Enqueue(job=NewJob(task="work", queue="plain", tier="slow")), Invalid)
     await script.ask(ChangeQueue(queue="turns", change=QueueChange(policy="fair")))
     for task in "xxyy":
@@ -743,7 +760,7 @@ async def failed_jobs_are_grouped(script: Script) -> None:
 @scenario(GetHistory)
 async def a_history_is_kept(script: Script) -> None:
     await script.ask(GetHistory())
-    await script.ask(GetHistory(step="hour", points=5, queue="mail"))
+    await script.ask(GetHistory(step="hour", points=5, queue="mail", by_queue=True))
     await script.refused(GetHistory(points=0), Invalid)
     await script.refused(GetHistory(queue="a b"), Invalid)
 

@@ -88,6 +88,7 @@ from windlass.store.optional import (
     LocalDisk,
     Preparation,
     StepStore,
+    StoreSpace,
     audit_cursor,
 )
 from windlass.store.protocol import EventStore, FlowStore, JobStore, RecordStore, WorkerStore
@@ -931,6 +932,7 @@ class ModelStore:
         self.events: EventStore = events
         self.journal: JournalTarget | None = None
         self.disk: LocalDisk | None = None
+        self.space: StoreSpace | None = None
         self.prepare: Preparation | None = None
         self.audit: AuditStore | None = ModelAudit(clock)
         self.files: FileStore | None = None

@@ -12,6 +12,7 @@ import apsw
 import pytest
 
 from tests.support.engines import enqueue, finish, packed, register, take
+from tests.support.faulty_disk import disk_of
 from tests.support.http_servers import served, web
 from tests.support.stores import SeededChance
 from windlass.engine import Engine
@@ -28,14 +29,8 @@ pytestmark = pytest.mark.timeout(120)
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
     """A disk of sixteen megabytes."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(place)], check=False).returncode:
-        pytest.skip("only root may mount a small disk")
-    try:
+    with disk_of(tmp_path / "disk", 16) as place:
         yield place
-    finally:
-        subprocess.run(["umount", "--lazy", str(place)], check=True)
 
 
 @pytest.fixture

@@ -7,30 +7,19 @@ from typing import Any
 
 import httpx2
 import pytest
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect
 
+from tests.support.browser import opened_browser
 from tests.support.http_servers import Process, process
 from tests.support.patience import PATIENCE
 from tests.support.servers import Server
 
-FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
-
 
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=FLAGS)
-        expect.set_options(timeout=PATIENCE * 1000)
+    expect.set_options(timeout=PATIENCE * 1000)
+    with opened_browser() as browser:
         yield browser
-        browser.close()
 
 
 class Dashboard:

@@ -1,6 +1,7 @@
 """Short ways to fill, read, break and copy a journal."""
 
 import errno
+import os
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import apsw
+import pytest
 from msgspec import Raw
 
 from tests.support.stores import SeededChance, VirtualClock
@@ -182,6 +184,8 @@ def watched(journal: Journal, before: Callable[[Sequence[Row]], None]) -> Iterat
 def disk_of(place: Path, megabytes: int) -> Iterator[Path]:
     """A disk of so many megabytes."""
     place.mkdir()
+    if os.getuid() != 0:
+        pytest.skip("needs root: only root may mount a small disk")
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", str(place)], check=True)
     try:
         yield place

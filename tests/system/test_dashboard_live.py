@@ -89,6 +89,28 @@ def test_changes_show_because_of_events_and_each_page_has_one_stream(dashboard: 
     assert len(streams.open) == 1
 
 
+def test_a_page_of_a_job_follows_an_edit_its_begin_and_the_job_that_follows_it(dashboard: Dashboard) -> None:
+    id = dashboard.queued("report", queue="reports", then={"task": "send", "queue": "mail"})
+    follow_up = dashboard.ask("GET", f"/jobs/{id}")["follow_up"]
+    page, _ = deaf(dashboard)
+    main = page.get_by_role("main")
+    page.goto(f"/#/job/{dashboard.tenant}/{id}")
+    family = main.get_by_role("region", name="Jobs before and after")
+    expect(family).to_contain_text("on success")
+    dashboard.ask("PATCH", f"/jobs/{id}", {"priority": 7})
+    expect(main.locator("dd").filter(has_text="7").first).to_be_visible()
+    worker = dashboard.worker("reports")
+    (claimed,) = dashboard.ask("POST", f"/workers/{worker}/claim", {"slots": 1, "wait": 20})
+    expect(main.get_by_text("Runs on")).to_be_visible()
+    dashboard.ask("POST", f"/workers/{worker}/begin", [{"id": id, "token": claimed["token"], "pid": 4711}])
+    expect(main.get_by_text("in process 4711")).to_be_visible()
+    dashboard.finish((worker, id, claimed["token"]), result={"rows": 7})
+    until(page, lambda: dashboard.ask("GET", "/jobs?task=send")["jobs"] != [])
+    page.reload()  # it may have asked a moment before the other job was made
+    family.get_by_role("link", name="send").click()
+    expect(main.locator("h1 + .badge + code")).to_have_text(follow_up)
+
+
 @on_one_store
 def test_a_list_hears_only_of_its_queue_and_its_task(dashboard: Dashboard) -> None:
     page, streams = deaf(dashboard)

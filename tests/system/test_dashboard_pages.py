@@ -47,6 +47,43 @@ def test_the_overview_says_what_holds_jobs_up(dashboard: Dashboard) -> None:
     expect(main.get_by_role("img", name="Runs: ok")).to_be_visible()
 
 
+def test_the_overview_lists_workers_that_came_and_went_and_paused_tasks(dashboard: Dashboard) -> None:
+    worker = dashboard.worker("mail", node="machine-a")
+    dashboard.ask("DELETE", f"/workers/{worker}")
+    dashboard.queued("charge")
+    dashboard.ask("PATCH", "/tasks/charge", {"paused": True, "why": "the bank is down"})
+    page = dashboard.page()
+    main = page.get_by_role("main")
+    changes = main.get_by_role("list", name="Workers that came and went").get_by_role("listitem")
+    expect(changes.first).to_contain_text("stopped")
+    expect(changes.nth(1)).to_contain_text("joined")
+    paused = main.locator(".note-line").filter(has_text="the bank is down")
+    paused.get_by_role("button", name="Resume").click()
+    expect(page.get_by_text("charge goes on")).to_be_visible()
+    expect(paused).to_have_count(0)
+    page.reload()  # what came and went is kept by the store
+    expect(changes).to_have_count(2)
+    expect(main.get_by_text("Store", exact=True)).to_have_count(0)  # that is for a token of all tenants
+    other = dashboard.page(dashboard.server.token)
+    other.evaluate("name => localStorage.setItem('tenant', name)", dashboard.tenant)
+    other.reload()
+    expect(other.get_by_role("main").locator(".card").filter(has_text="Store")).to_contain_text(
+        re.compile("[0-9] [KM]iB")
+    )
+
+
+def test_a_task_is_paused_and_resumed(dashboard: Dashboard) -> None:
+    dashboard.queued("charge")
+    page = dashboard.page(path="/jobs?q=task:charge")
+    press(page, "Pause charge")
+    fill(page, Why="the bank is down")
+    expect(page.get_by_role("main")).to_contain_text("the bank is down")
+    assert dashboard.ask("GET", "/tasks/charge")["paused"]
+    press(page, "Resume charge")
+    expect(page.get_by_role("button", name="Pause charge")).to_be_visible()
+    assert not dashboard.ask("GET", "/tasks/charge").get("paused")
+
+
 @on_one_store
 def test_an_empty_queue_teaches_the_first_commands(dashboard: Dashboard) -> None:
     page = dashboard.page()
@@ -389,6 +426,25 @@ def test_a_schedule_is_made_run_paused_and_removed(dashboard: Dashboard) -> None
     expect(page.get_by_text("No schedules.")).to_be_visible()
 
 
+@on_one_store
+def test_on_a_phone_a_row_with_buttons_is_no_wider_than_the_page(dashboard: Dashboard) -> None:
+    dashboard.queued(queue="renders")
+    tiers = [{"name": "short", "seconds": 10}, {"name": "long", "seconds": 600, "cap": 1}]
+    dashboard.ask("PATCH", "/queues/renders", {"tiers": tiers})
+    dashboard.ask("PUT", "/limits/bank", {"running": 1, "match": {"task": "charge"}})
+    dashboard.failed("refused")
+    page = dashboard.page(viewport={"width": 390, "height": 844})
+    for path in ("queues", "limits", "failures", "tokens", "audit"):
+        page.goto(f"/#/{path}")
+        table = page.locator("main table.cards")
+        expect(table).to_be_visible()
+        widths = "one => [one.parentElement.scrollWidth, one.parentElement.clientWidth]"
+        needed, there = table.evaluate(widths)
+        assert needed <= there, path
+        tall = table.locator("button").evaluate_all("all => all.map(one => one.getBoundingClientRect().height)")
+        assert all(height < 40 for height in tall), path
+
+
 # Failures, handlers, tokens, audit
 
 
@@ -425,6 +481,11 @@ def test_a_handler_is_uploaded_changed_tried_and_removed(dashboard: Dashboard) -
     (job,) = dashboard.ask("GET", "/jobs")["jobs"]
     assert dashboard.ask("GET", f"/jobs/{job['id']}?payload=true")["payload"] == {"net": 5}
     page.goto("/#/handlers")
+    press(page, "Try", row="vat")
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_role("button", name="queued").click()  # the payload of the job before
+    expect(dialog.get_by_label("Payload")).to_have_value(re.compile('"net": 5'))
+    dialog.get_by_role("button", name="Cancel").click()
     press(page, "Remove", row="vat")
     page.get_by_role("dialog").get_by_role("button", name="Remove").click()
     expect(page.get_by_text("No code is kept")).to_be_visible()

@@ -47,6 +47,9 @@ PERIODS = {"first": 1, "second": 1, "third": 2}
 EVERY = 3.0
 """Seconds between two kills."""
 
+DOWN = 2.5
+"""Seconds without any of them, now and then: more than one tick of a schedule finds no process."""
+
 WORKERS = 2
 LEASE = "2s"
 LATE_JOBS = 20
@@ -71,6 +74,8 @@ class Crowd:
                 self.server.kill()
             else:
                 self._workers[place].destroy()
+        if len(places) > WORKERS:
+            time.sleep(DOWN)
         for place in places:
             if place == WORKERS:
                 self.server.start()

@@ -3,8 +3,7 @@
 from collections.abc import Generator
 from datetime import timedelta
 
-from django.db import close_old_connections
-from django.db.models import Sum
+from django.db import close_old_connections, models
 from django.utils import timezone
 
 from orders.models import Order, Report
@@ -15,8 +14,7 @@ app = Windlass()
 
 @app.around
 def with_own_connection(_: RunningJob) -> Generator[None, TaskOutcome, None]:
-    """As Django does around each request."""
-    close_old_connections()
+    """As Django does after each request."""
     yield
     close_old_connections()
 
@@ -32,5 +30,5 @@ def send_receipt(order: int) -> None:
 def report() -> None:
     """Yesterday's sales. Run twice, it is the same report."""
     day = timezone.now().date() - timedelta(days=1)
-    sold = Order.objects.filter(created_at__date=day).aggregate(cents=Sum("cents", default=0))
+    sold = Order.objects.filter(created_at__date=day).aggregate(cents=models.Sum("cents", default=0))
     Report.objects.update_or_create(day=day, defaults=sold)

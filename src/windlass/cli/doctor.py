@@ -24,7 +24,17 @@ from windlass.model.job import State
 from windlass.model.limit import Limit, Pause
 from windlass.model.match import Match
 from windlass.model.names import DEFAULT_TENANT, EVERY_TENANT
-from windlass.model.operations import GetStats, GetTask, Handlers, Limits, Queues, QueueStats, Workers
+from windlass.model.operations import (
+    GetHealth,
+    GetStats,
+    Handlers,
+    Limits,
+    Queues,
+    QueueStats,
+    TaskEntry,
+    Tasks,
+    Workers,
+)
 from windlass.model.worker import Worker, counted_slots, unmet
 from windlass.store.optional import StoreInfo
 from windlass.system import SystemClock
@@ -46,8 +56,8 @@ LATE = 5.0
 MOST_LOOKED_AT = 10_000
 """Scheduled jobs that are checked."""
 
-MOST_TASKS = 200
-"""Tasks of one tenant that are checked for a pause."""
+NEARLY_FULL = 0.05
+"""The share of what a store takes below which what is left is little."""
 
 MOST_DAMAGE = 20
 """Inconsistencies that are shown."""
@@ -186,6 +196,18 @@ async def _file(queue: Queue) -> AsyncIterator[Finding]:
         yield Finding("file", "FAIL", one, "restore a backup, or start with a new file")
 
 
+async def _space(queue: Queue) -> AsyncIterator[Finding]:
+    """How full the store is, and what waits in the journal of a server."""
+    health = await queue.service(GetHealth(tenant=EVERY_TENANT))
+    if (store := health.store) is not None:
+        left = "" if store.free is None else f", {console.size(store.free)} free"
+        advice = "" if store.free is None or store.free > store.used * NEARLY_FULL else "make room before it is full"
+        yield Finding("space", "warn" if advice else "ok", f"{console.size(store.used)} used{left}", advice)
+    if (journal := health.journal) is not None:
+        found = f"{console.plural(journal.waiting, 'job')} not in the store yet"
+        yield Finding("journal", "warn" if journal.fault else "ok", found, journal.fault)
+
+
 async def _round_trip(queue: Queue) -> AsyncIterator[Finding]:
     clock = SystemClock()
     times = []
@@ -254,23 +276,23 @@ async def _pauses(queue: Queue) -> AsyncIterator[Finding]:
     """Paused queues, tasks and limits: their jobs wait until they are resumed."""
     lines = (await queue(GetStats())).queues
     found = 0
-    for tenant in sorted({EVERY_TENANT, *(line.tenant for line in lines)}):
-        async for pause in _paused_of(queue, tenant, {line.task for line in lines if line.tenant == tenant}):
+    tasks = await queue.service(Tasks(tenant=EVERY_TENANT))
+    for tenant in sorted({EVERY_TENANT, *(line.tenant for line in lines), *(task.tenant for task in tasks)}):
+        async for pause in _paused_of(queue, tenant, [task for task in tasks if task.tenant == tenant]):
             found += 1
             yield pause
     if not found:
         yield Finding("pauses", "ok", "nothing is paused")
 
 
-async def _paused_of(queue: Queue, tenant: str, tasks: set[str]) -> AsyncIterator[Finding]:
-    """A tenant's pauses; of its tasks only the first ones, for each needs a request."""
+async def _paused_of(queue: Queue, tenant: str, tasks: list[TaskEntry]) -> AsyncIterator[Finding]:
+    """A tenant's pauses."""
     whose = "" if tenant == DEFAULT_TENANT else " of all tenants" if tenant == EVERY_TENANT else f" of {tenant}"
     flag = "" if tenant == DEFAULT_TENANT else f" --tenant {tenant}"
     named: list[tuple[str, str, Pause | Limit]] = []
     named += [("queue", one.queue, one) for one in await queue.service(Queues(tenant=tenant))]
     named += [("limit", one.name, one) for one in await queue.service(Limits(tenant=tenant))]
-    for task in sorted(tasks)[:MOST_TASKS]:
-        named.append(("task", task, await queue.service(GetTask(tenant=tenant, task=task))))
+    named += [("task", one.task, one) for one in tasks]
     for kind, name, pause in named:
         if pause.paused:
             found = f"{kind} {name}{whose}: {pause_text(pause)}"
@@ -296,4 +318,7 @@ async def _consistency(queue: Queue) -> AsyncIterator[Finding]:
         yield Finding("consistency", "FAIL", f"and {len(found) - MOST_DAMAGE:,} more")
 
 
-CHECKS: tuple[Callable[[Queue], AsyncIterator[Finding]], ...] = (_store, _file, _round_trip, _workers, _upkeep, _pauses)
+CHECKS: tuple[Callable[[Queue], AsyncIterator[Finding]], ...] = (
+    *(_store, _file, _space, _round_trip),
+    *(_workers, _upkeep, _pauses),
+)

@@ -21,7 +21,8 @@ from windlass.cli.target import Queue
 from windlass.model import duration
 from windlass.model.errors import Invalid, WindlassError
 from windlass.model.estimate import Estimate, Why
-from windlass.model.job import FINISHED, PENDING, Error, Job, State
+from windlass.model.job import FINISHED, PENDING, Error, Job, Reason, State
+from windlass.model.lifecycle import STOP_ORDERS
 from windlass.model.new_job import JobOptions
 from windlass.model.operations import GetOutput, GetResult, Result, Show
 from windlass.model.output import Chunk, Progress, RunUsage
@@ -36,6 +37,9 @@ WAIT_MOST = 30.0
 
 MOST_STEPS_SHOWN = 20
 """Finished steps in the list, the newest."""
+
+MOST_PARENTS_SHOWN = 10
+"""Jobs in the list that it comes after, the first of them."""
 
 MOST_ERRORS = 5
 """Errors in the list, the newest; the last one is shown in full."""
@@ -104,6 +108,7 @@ def _rows(job: Job, estimate: Estimate, now: datetime) -> Iterator[tuple[str, Te
         yield "worker", Text(job.worker + where + (f", process {job.pid}" if job.pid else ""))
     if job.usage is not None:
         yield "uses", Text(usage_text(job.usage))
+    yield from _relatives(job)
     for name, text in _changed_options(job):
         yield name, Text(text)
     for name, value in job.annotations.items():
@@ -115,6 +120,15 @@ def usage_text(usage: RunUsage) -> str:
     parts += [f"{usage.cpu:.1f} CPUs"] if usage.cpu is not None else []
     parts += [f"{console.size(usage.output)} of output so far"] if usage.output else []
     return ", ".join(parts)
+
+
+def _relatives(job: Job) -> Iterator[tuple[str, Text]]:
+    """The jobs before it, and the one that follows it."""
+    if job.after:
+        more = f" and {len(job.after) - MOST_PARENTS_SHOWN} more" if len(job.after) > MOST_PARENTS_SHOWN else ""
+        yield "after", Text(", ".join(job.after[:MOST_PARENTS_SHOWN]) + more)
+    if job.follow_up is not None:
+        yield "follow-up", Text(job.follow_up)
 
 
 def _steps(steps: Sequence[StepEntry], now: datetime) -> Iterator[tuple[str, Text]]:
@@ -236,7 +250,8 @@ def pending_note(job: Job, now: datetime) -> str:
     if job.state is State.RUNNING and job.progress is not None:
         parts.append(progress_text(job.progress))
     if job.reason and job.state not in FINISHED:
-        parts.append(f"({job.reason})")
+        stopping = "stopping " if job.state is State.RUNNING and job.reason in STOP_ORDERS else ""
+        parts.append(f"{stopping}({job.reason})")
     return ", ".join(parts)
 
 
@@ -247,7 +262,8 @@ def job_note(job: Job, now: datetime) -> str:
     if job.state is State.SUCCEEDED and job.started_at and job.finished_at:
         return f"took {console.span((job.finished_at - job.started_at).total_seconds())}"
     if job.state is State.CANCELLED and job.finished_at:
-        return console.ago(job.finished_at, now)
+        why = "" if job.reason in (None, Reason.CANCELLED) else f"{job.reason}, "
+        return f"{why}{console.ago(job.finished_at, now)}"
     return pending_note(job, now)
 
 

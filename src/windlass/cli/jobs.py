@@ -658,27 +658,34 @@ async def _act(action: Action, asked: Selection, chosen: Chosen, target: Target)
         if chosen.ids:
             changed = await _act_on_ids(queue, action, asked, chosen.ids)
         else:
-            changed = (await queue(replace(asked, match=match))).changed
-    print_changed(action, Changed(changed=changed), dry_run=asked.dry_run, json=target.json)
+            changed = await queue(replace(asked, match=match))
+    print_changed(action, changed, dry_run=asked.dry_run, json=target.json)
 
 
 def print_changed(action: Action, changed: Changed, *, dry_run: bool, json: bool) -> None:
-    _ended(changed, f"would {action.infinitive}" if dry_run else action.participle, json=json)
+    if not changed.stopping or dry_run or json:
+        _ended(changed, f"would {action.infinitive}" if dry_run else action.participle, json=json)
+        return
+    if done := changed.changed - changed.stopping:
+        _ended(Changed(changed=done), action.participle, json=False)
+    stopped = "it has stopped" if changed.stopping == 1 else "they have stopped"
+    console.write(f"{console.plural(changed.stopping, 'running job')} will be {action.participle} once {stopped}")
 
 
-async def _act_on_ids(queue: Queue, action: Action, asked: Selection, ids: tuple[str, ...]) -> int:
+async def _act_on_ids(queue: Queue, action: Action, asked: Selection, ids: tuple[str, ...]) -> Changed:
     """Any number of ids, a thousand at a time."""
-    changed = 0
+    changed = stopping = 0
     for start in range(0, len(ids), MOST_AT_ONCE):
         some = list(ids[start : start + MOST_AT_ONCE])
-        changed += (await queue(replace(asked, ids=some))).changed
+        answer = await queue(replace(asked, ids=some))
+        changed, stopping = changed + answer.changed, stopping + answer.stopping
     if not changed and len(ids) == 1:
         job = await queue(Show(id=ids[0]))
         why = f"there is nothing to {action.infinitive}"
         if job.state is State.RUNNING and action.operation is Cancel:
             why = "it was asked to stop already"
         raise Conflict(f"job {job.id} is {job.state}: {why}", at="id")
-    return changed
+    return Changed(changed=changed, stopping=stopping)
 
 
 for name, action in ACTIONS.items():

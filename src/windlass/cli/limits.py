@@ -3,14 +3,16 @@
 `set` reads the options of a limit; the other commands are derived from the operations.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
 from typing import Annotated
 
 import msgspec
 from cyclopts import Parameter
 from msgspec.structs import replace
+from rich.text import Text
 
 from windlass.cli import console, terminal, values
 from windlass.cli.options import option
@@ -30,6 +32,8 @@ from windlass.model.operations import (
     PutLimit,
     RemoveLimit,
     TaskCard,
+    TaskEntry,
+    Tasks,
 )
 from windlass.system import SystemClock
 
@@ -191,9 +195,20 @@ def _print_task(task: str, found: Pause, to: Callable[[str], None]) -> None:
             to(f"  {name}  {console.to_json(value)}")
 
 
+def _task_columns(found: Sequence[TaskEntry], _: datetime) -> list[Column]:
+    tenants = [Column("tenant", lambda one: one.tenant)] if len({one.tenant for one in found}) > 1 else []
+    return [
+        *tenants,
+        Column("task", lambda one: one.task),
+        Column("queue", lambda one: one.options.queue if one.options else ""),
+        Column("", lambda one: Text(pause_text(one) if one.paused else "", style="yellow")),
+    ]
+
+
 TASKS = Resource(
     name="tasks",
     help={
+        "ls": "List the tasks that are paused, or whose options a worker has registered.",
         "show": "Show whether a task is paused, and the options that its last worker registered.",
         "pause": """Pause a task in all its queues: none of its jobs starts.
 
@@ -204,6 +219,9 @@ TASKS = Resource(
     },
     argument=TASK,
     key="task",
+    ls=listing(Tasks),
+    columns=_task_columns,
+    empty="no task is paused, and no worker has registered options",
     show=GetTask,
     pause=lambda task, pause: PauseTask(task=task, pause=pause),
     print_one=_print_task,

@@ -40,6 +40,7 @@ from windlass.model.operations import (
     QueueCard,
     Queues,
     QueueStats,
+    WorkerChanges,
     Workers,
 )
 from windlass.model.outcome import Verdict
@@ -221,6 +222,30 @@ def _since(started: datetime | None, now: datetime) -> str:
 def _used(job: Job, what: str, text: Callable[[Any], str]) -> str:
     used = None if job.usage is None else getattr(job.usage, what)
     return "" if used is None or (what == "output" and not used) else text(used)
+
+
+@workers.command(name="changes")
+async def worker_changes(
+    limit: Annotated[int, Parameter(name="N", help="How many lines.")] = 20, /, *, target: Target = HERE
+) -> None:
+    """List the workers that joined, stopped or were lost last, newest first."""
+    async with open_queue(target) as queue:
+        found = await queue(WorkerChanges(limit=limit))
+        now = await queue.now()
+    if target.json:
+        console.write_json(found)
+        return
+    if not found:
+        console.note("no worker has come or gone")
+        return
+    columns = [
+        Column("", lambda one: console.ago(one.at, now)),
+        Column("", lambda one: Text(one.event, style="red" if one.event == "lost" else "")),
+        Column("worker", lambda one: one.name),
+        Column("node", lambda one: one.node),
+        Column("id", lambda one: one.worker),
+    ]
+    terminal.stdout().print(terminal.Table(columns, found))
 
 
 class Node(Struct, frozen=True, kw_only=True):

@@ -145,8 +145,9 @@ class StoreWrites:
         replies = await self._renew(beats, lease)
         if not self._store.events.quiet:
             held = [beat for beat, reply in zip(beats, replies, strict=True) if reply.held]
-            output = [_line("output", beat) for beat in held if beat.output]
-            await self._publish(output + [_line("progress", beat) for beat in held if beat.progress is not None])
+            lines = [_line("begun", beat) for beat in held if beat.pid is not None]
+            lines += [_line("output", beat) for beat in held if beat.output]
+            await self._publish(lines + [_line("progress", beat) for beat in held if beat.progress is not None])
         return replies
 
     async def _renew(self, beats: Sequence[Heartbeat], lease: float) -> list[HeartbeatReply]:

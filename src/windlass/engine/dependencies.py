@@ -186,9 +186,19 @@ def _failure_job(options: OptionsByTask, failed: Record) -> Draft:
 
 
 def _then_job(parent: CompletedParent, then: NewJob) -> Draft:
-    new = _with_result(then, parent.result)
-    id = own_id(parent.tenant, new) or child_id(parent.id, "then", new.queue)
-    return Draft(parent.tenant, id, new, follows=True)
+    new, id = _with_result(then, parent.result), _then_id(parent.tenant, parent.id, then)
+    return Draft(parent.tenant, id, with_follow_up(parent.tenant, id, new), follows=True)
+
+
+def with_follow_up(tenant: str, id: str, new: NewJob) -> NewJob:
+    """A job under this id, which says what its follow-up will be called."""
+    if new.then is None:
+        return new if new.follow_up is None else replace(new, follow_up=None)
+    return replace(new, follow_up=_then_id(tenant, id, new.then))
+
+
+def _then_id(tenant: str, parent: str, then: NewJob) -> str:
+    return own_id(tenant, then) or child_id(parent, "then", then.queue)
 
 
 def own_id(tenant: str, new: NewJob) -> str | None:

@@ -16,7 +16,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from windlass.engine.context import EngineContext, HasContext
-from windlass.model.history import History, HistoryPoint
+from windlass.engine.workers import note_lost_workers
+from windlass.model.history import History, HistoryPoint, QueueHistory
 from windlass.model.job import State
 from windlass.model.names import EVERY_TENANT
 from windlass.model.operations import GetHistory, Operation
@@ -34,6 +35,10 @@ MOST_QUEUES = 200
 """Queues of a note; what belongs to others is noted under no queue."""
 
 ENDS = (Verdict.OK, Verdict.FAILED, Verdict.RETRY, Verdict.ERROR)
+
+
+NOTHING = [0] * 6
+"""The counters of a queue that is not in a note."""
 
 
 class Note(Struct, frozen=True, array_like=True):
@@ -72,7 +77,9 @@ class Historian:
             name = str(number % KEPT[step])
             before = (await context.store.records.list(KINDS[step], [name])).get(name)
             if before is None or _note.decode(before).number != number:
-                await context.store.records.swap(KINDS[step], name, before, _pack(Note(number, queues, dict(workers))))
+                note = _pack(Note(number, queues, dict(workers)))
+                if await context.store.records.swap(KINDS[step], name, before, note) and step == "minute":
+                    await note_lost_workers(context)
         self._noted = minute
         return 1
 
@@ -105,11 +112,33 @@ async def get_history(context: EngineContext, operation: GetHistory) -> History:
     notes = [note for note in notes if note.number in wanted]
     sums = [(note.number, _sum(note, operation)) for note in notes]
     workers = {note.number: _workers(note, operation) for note in notes}
-    return History(
-        points=[
-            replace(_point(after, before, SECONDS[step]), workers=workers[after[0]]) for before, after in pairwise(sums)
-        ]
-    )
+    points = [
+        replace(_point(after, before, SECONDS[step]), workers=workers[after[0]]) for before, after in pairwise(sums)
+    ]
+    return History(points=points, queues=_by_queue(notes, operation) if operation.by_queue else [])
+
+
+def _by_queue(notes: list[Note], operation: GetHistory) -> list[QueueHistory]:
+    found = []
+    for name in sorted({name for note in notes for name in note.queues if _wanted(name, operation)}):
+        rows = [note.queues.get(name, NOTHING) for note in notes]
+        points = [_ended(after, before) for before, after in pairwise(rows)]
+        tenant, _, queue = name.partition(",")
+        found.append(
+            QueueHistory(
+                tenant=tenant,
+                queue=queue,
+                ended=[sum(ended) for ended in points],
+                failed=[failed + error for _, failed, _, error in points],
+                waiting=[row[4] for row in rows[1:]],
+            )
+        )
+    return found
+
+
+def _wanted(name: str, operation: GetHistory) -> bool:
+    tenant, _, queue = name.partition(",")
+    return operation.tenant in (EVERY_TENANT, tenant) and operation.queue in (None, queue)
 
 
 def _workers(note: Note, operation: GetHistory) -> int:
@@ -121,21 +150,20 @@ def _workers(note: Note, operation: GetHistory) -> int:
 
 
 def _sum(note: Note, operation: GetHistory) -> list[int]:
-    rows = [
-        row
-        for name, row in note.queues.items()
-        if operation.tenant in (EVERY_TENANT, name.partition(",")[0])
-        and operation.queue in (None, name.partition(",")[2])
-    ]
-    return [sum(column) for column in zip(*rows, strict=True)] if rows else [0] * 6
+    rows = [row for name, row in note.queues.items() if _wanted(name, operation)]
+    return [sum(column) for column in zip(*rows, strict=True)] if rows else NOTHING
 
 
 def _point(after: tuple[int, list[int]], before: tuple[int, list[int]], seconds: int) -> HistoryPoint:
-    ended = [max(0, new - old) for new, old in zip(after[1][:4], before[1][:4], strict=True)]
-    ok, failed, retry, error = ended
+    ok, failed, retry, error = _ended(after[1], before[1])
     at = datetime.fromtimestamp(after[0] * seconds, UTC)
     waiting, running = after[1][4:]
     return HistoryPoint(at=at, ok=ok, failed=failed, retry=retry, error=error, waiting=waiting, running=running)
+
+
+def _ended(after: list[int], before: list[int]) -> list[int]:
+    """By outcome, the runs that ended between two notes."""
+    return [max(0, new - old) for new, old in zip(after[:4], before[:4], strict=True)]
 
 
 ANSWERS: dict[type[Operation[Any]], Callable[[EngineContext, Any], Awaitable[Any]]] = {GetHistory: get_history}

@@ -5,6 +5,7 @@ finish and fail by hand.
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import suppress
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -14,7 +15,8 @@ from msgspec.structs import replace
 from windlass.engine.context import MOST_ROUNDS, POLL_EVERY, EngineContext, fence, touch_every
 from windlass.engine.newest import list_newest
 from windlass.model import lifecycle, stdin, wire
-from windlass.model.errors import Busy, Conflict, Invalid, TooLarge
+from windlass.model.errors import Busy, Conflict, Invalid, TooLarge, WindlassError
+from windlass.model.health import Health
 from windlass.model.job import FINISHED, Job, Reason, State
 from windlass.model.lifecycle import STOP_ORDERS, TABLE, Move, Step
 from windlass.model.match import Match, index_only, matches, states
@@ -30,6 +32,7 @@ from windlass.model.operations import (
     Delivered,
     FailByHand,
     FinishByHand,
+    GetHealth,
     GetOutput,
     GetProgress,
     GetResult,
@@ -235,6 +238,15 @@ def _payload_value(record: Record) -> object:
         return None  # it has no fields to match
 
 
+async def get_health(context: EngineContext, operation: GetHealth) -> Health:
+    space = context.store.space
+    if space is None or operation.tenant != EVERY_TENANT:
+        return Health()
+    with suppress(WindlassError):  # a server that may not be asked about itself, or a part that is away
+        return Health(store=await space.read())
+    return Health()
+
+
 async def get_stats(context: EngineContext, operation: GetStats) -> Stats:
     counts = await context.store.jobs.counts(operation.tenant)
     found: dict[tuple[str, str, str], dict[State, int]] = {}
@@ -424,13 +436,14 @@ def _bulk(action: Action, possible: frozenset[State]) -> Callable[[EngineContext
         if (operation.ids is None) == (operation.match is None):
             raise Invalid("select jobs either by ids or by match", at="ids")
         if operation.ids is not None:
-            return Changed(changed=await _act_on_ids(context, operation, operation.ids, action))
+            return await _act_on_ids(context, operation, operation.ids, action)
         match = operation.match or Match()
-        changed = 0
+        changed = stopping = 0
         async for records in _scan(context, operation.tenant, match, states(match) & possible):
             keys = [key_of(record.job) for record in records]
-            changed += await _act(context, operation, keys, action, match)
-        return Changed(changed=changed)
+            some = await _act(context, operation, keys, action, match)
+            changed, stopping = changed + some.changed, stopping + some.stopping
+        return Changed(changed=changed, stopping=stopping)
 
     return answer
 
@@ -455,7 +468,7 @@ async def delete(context: EngineContext, operation: Delete) -> Changed:
     return await _delete_all_finished(context, operation)
 
 
-async def _act_on_ids(context: EngineContext, operation: Selection, ids: list[str], action: Action) -> int:
+async def _act_on_ids(context: EngineContext, operation: Selection, ids: list[str], action: Action) -> Changed:
     found = await _named_keys(context, ids, operation.tenant)
     if len(ids) == 1:
         await context.find(ids[0], operation.tenant)
@@ -463,17 +476,24 @@ async def _act_on_ids(context: EngineContext, operation: Selection, ids: list[st
     return await _act(context, operation, keys, action, Match())
 
 
-async def _act(context: EngineContext, operation: Selection, keys: list[JobKey], action: Action, match: Match) -> int:
+async def _act(
+    context: EngineContext, operation: Selection, keys: list[JobKey], action: Action, match: Match
+) -> Changed:
     bare = replace(match, payload={})  # the payload was matched before
+    running: dict[JobKey, bool] = {}
 
     def decide(record: Record, _: datetime) -> Move | None:
         job = record.job
+        running[key_of(job)] = job.state is State.RUNNING
         return action(job) if matches(bare, job) else None
 
-    if not operation.dry_run:
-        return len(await context.move_jobs(keys, decide))
-    reading = await context.store.jobs.read(list(dict.fromkeys(keys)))
-    return sum(record is not None and decide(record, reading.now) is not None for record in reading.records)
+    if operation.dry_run:
+        reading = await context.store.jobs.read(list(dict.fromkeys(keys)))
+        found = [record for record in reading.records if record is not None]
+        changed = {key_of(record.job) for record in found if decide(record, reading.now) is not None}
+    else:
+        changed = await context.move_jobs(keys, decide)
+    return Changed(changed=len(changed), stopping=sum(running[key] for key in changed))
 
 
 ANSWERS: dict[type[Operation[Any]], Callable[[EngineContext, Any], Awaitable[Any]]] = {
@@ -489,6 +509,7 @@ ANSWERS: dict[type[Operation[Any]], Callable[[EngineContext, Any], Awaitable[Any
     FailByHand: fail_by_hand,
     LowerTimeout: lower_timeout,
     GetStats: get_stats,
+    GetHealth: get_health,
     Output: output,
     GetOutput: get_output,
     Send: send,

@@ -17,7 +17,7 @@ from msgspec.structs import asdict, replace
 
 from windlass.engine.batcher import Batcher
 from windlass.engine.context import EngineContext, no_job
-from windlass.engine.dependencies import add_parents, own_id, unblock
+from windlass.engine.dependencies import add_parents, own_id, unblock, with_follow_up
 from windlass.engine.estimate.answers import estimate_at_enqueue
 from windlass.engine.files import check_lines, with_files, with_files_of_many
 from windlass.engine.flow.tiers import admit_yielding, rebalance
@@ -257,7 +257,7 @@ def _many_drafts(context: EngineContext, operation: EnqueueMany) -> list[Draft]:
     own = [own_id(tenant, new) for new in news]
     fresh = iter(texts_like(context.chance.uuid7(), own.count(None)))
     pairs = zip(news, own, strict=True)
-    made = [Draft(tenant, marked_id(next(fresh), new.queue) if id is None else id, new) for new, id in pairs]
+    made = [_draft_of(tenant, marked_id(next(fresh), new.queue) if id is None else id, new) for new, id in pairs]
     waiting = [draft for draft in made if draft.new.after]
     if waiting:
         _check_cycles(made)
@@ -288,9 +288,15 @@ def to_draft(context: EngineContext, tenant: str, new: NewJob, at: str) -> Draft
     """Check one new job and give it its id."""
     _check_tenant(tenant)
     checked = check_job(context, new, at)
-    named = Draft(tenant, own_id(tenant, checked) or fresh_id(context.chance.uuid7(), checked.queue), checked)
+    named = _draft_of(tenant, own_id(tenant, checked) or fresh_id(context.chance.uuid7(), checked.queue), checked)
     _check_after(named, at)
     return named
+
+
+def _draft_of(tenant: str, id: str, new: NewJob) -> Draft:
+    if new.then is not None or new.follow_up is not None:
+        new = with_follow_up(tenant, id, new)
+    return Draft(tenant, id, new)
 
 
 def check_job(context: EngineContext, new: NewJob, at: str) -> NewJob:

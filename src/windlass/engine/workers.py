@@ -1,23 +1,36 @@
-"""Answers to operations on workers: register, list, unregister."""
+"""Answers to operations on workers: register, list, unregister; which came and went."""
 
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from datetime import datetime
 from typing import Any
 
+import msgspec
+from msgspec import Struct
 from msgspec.structs import replace
 
 from windlass.engine.context import EngineContext, known_worker, lease_of, unknown_worker
 from windlass.engine.flow.apply import update_tier_caps
 from windlass.engine.records import register_task_options
 from windlass.engine.schedules import declare_schedules
-from windlass.model.errors import Invalid
+from windlass.model.errors import Invalid, WindlassError
 from windlass.model.names import EVERY_TENANT, text_id
-from windlass.model.operations import Operation, Register, Registered, Unregister, Workers
+from windlass.model.operations import Operation, Register, Registered, Unregister, WorkerChanges, Workers
 from windlass.model.push import read_url
-from windlass.model.worker import NewWorker, Worker, unmet
+from windlass.model.worker import NewWorker, Worker, WorkerChange, unmet
 from windlass.store.data import ANYTHING
 
 SECRETS = "push.secret"
 """Records: the secrets of push workers, by worker."""
+
+STAYS = "worker-stays"
+"""Records: since when workers were there and until when, by worker."""
+
+MOST_GONE = 100
+"""Workers that are remembered after they went."""
+
+
+_pack = msgspec.msgpack.Encoder().encode
 
 
 async def register(context: EngineContext, operation: Register) -> Registered:
@@ -38,6 +51,8 @@ async def register(context: EngineContext, operation: Register) -> Registered:
     worker = await context.store.workers.heartbeat(id, operation.tenant, lease, about)
     if operation.id is not None and worker is not None:
         context.remember_worker(worker)  # only now: the cached worker must survive a store that is away
+    if operation.id is None and worker is not None:
+        await _note(context, id, WorkerStay(worker.tenant, worker.name, worker.node, worker.registered_at))
     await update_tier_caps(context)
     context.stats.worker_registered(operation.worker.queues)
     if operation.worker.url is None or operation.id is not None:
@@ -75,15 +90,73 @@ async def workers(context: EngineContext, operation: Workers) -> list[Worker]:
 
 
 async def unregister(context: EngineContext, operation: Unregister) -> None:
-    await known_worker(context, operation.worker, operation.tenant)
+    known = await known_worker(context, operation.worker, operation.tenant)
     context.forget_worker(operation.worker)
     if await context.store.workers.heartbeat(operation.worker, operation.tenant, 0.0) is None:
         raise unknown_worker(operation.worker)
+    with suppress(WindlassError):
+        now = (await context.store.jobs.read([])).now
+        await _note(context, known.id, WorkerStay(known.tenant, known.name, known.node, known.registered_at, now))
     await update_tier_caps(context)
+
+
+# Workers that came and went. A worker that is lost cannot say so: the process that keeps the history notices it.
+
+
+class WorkerStay(Struct, frozen=True, array_like=True):
+    """How long a worker was there."""
+
+    tenant: str
+    name: str
+    node: str
+    joined_at: datetime
+    left_at: datetime | None = None
+    lost: bool = False
+
+
+_stay = msgspec.msgpack.Decoder(WorkerStay)
+
+
+async def _note(context: EngineContext, worker: str, stay: WorkerStay) -> None:
+    with suppress(WindlassError):  # no worker fails for want of this
+        await context.store.records.swap(STAYS, worker, ANYTHING, _pack(stay))
+
+
+async def note_lost_workers(context: EngineContext) -> None:
+    """Note those that are gone without a word, and forget those that went long ago."""
+    records = context.store.records
+    packed = await records.list(STAYS)
+    stays = {id: _stay.decode(data) for id, data in packed.items()}
+    if any(stay.left_at is None for stay in stays.values()):
+        alive = {worker.id for worker in await context.store.workers.list(EVERY_TENANT)}  # read after the stays
+        now = (await context.store.jobs.read([])).now
+        for id, stay in stays.items():
+            if stay.left_at is None and id not in alive:
+                stays[id] = replace(stay, left_at=now, lost=True)
+                await records.swap(STAYS, id, packed[id], _pack(stays[id]))
+    gone = sorted((stay.left_at, id) for id, stay in stays.items() if stay.left_at is not None)
+    for _, id in gone[:-MOST_GONE]:
+        await records.swap(STAYS, id, ANYTHING, None)
+
+
+async def worker_changes(context: EngineContext, operation: WorkerChanges) -> list[WorkerChange]:
+    found: list[WorkerChange] = []
+    for id, data in (await context.store.records.list(STAYS)).items():
+        stay = _stay.decode(data)
+        if operation.tenant not in (EVERY_TENANT, stay.tenant) and stay.tenant != EVERY_TENANT:
+            continue
+        change = WorkerChange(
+            at=stay.joined_at, event="joined", worker=id, name=stay.name, node=stay.node, tenant=stay.tenant
+        )
+        found.append(change)
+        if stay.left_at is not None:
+            found.append(replace(change, at=stay.left_at, event="lost" if stay.lost else "stopped"))
+    return sorted(found, key=lambda one: (one.at, one.worker, one.event != "joined"), reverse=True)[: operation.limit]
 
 
 ANSWERS: dict[type[Operation[Any]], Callable[[EngineContext, Any], Awaitable[Any]]] = {
     Register: register,
     Workers: workers,
+    WorkerChanges: worker_changes,
     Unregister: unregister,
 }

@@ -22,7 +22,9 @@ from windlass.model.output import Chunk, Stream
 EventName = Literal[
     "queued",
     "estimate",
+    "edited",
     "started",
+    "begun",
     "progress",
     "output",
     "shrunk",
@@ -39,7 +41,9 @@ EventName = Literal[
 NAMES: tuple[EventName, ...] = (
     "queued",
     "estimate",
+    "edited",
     "started",
+    "begun",
     "progress",
     "output",
     "shrunk",
@@ -52,7 +56,7 @@ NAMES: tuple[EventName, ...] = (
 )
 """Those of a job. Only those who watch many hear of `deleted`, and of `gap`: that some events were missed."""
 
-ALONE = ("estimate", "output")
+ALONE = ("estimate", "begun", "output")
 """Those that only followers of that job receive."""
 
 MOST_ID = 60
@@ -184,8 +188,10 @@ def yield_event(job: Job) -> EventName | None:
 
 def move_event(move: Move) -> EventName | None:
     """What a change of a job is called as an event; null = no event."""
-    if move.step in (Step.TOUCH_OWNER, Step.EDIT):
+    if move.step is Step.TOUCH_OWNER:
         return None
+    if move.step is Step.EDIT:
+        return "edited"
     if move.target in _ENDS:
         return _ENDS[State(move.target)]
     if move.target in (State.QUEUED, State.SCHEDULED):

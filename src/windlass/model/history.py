@@ -29,7 +29,23 @@ class HistoryPoint(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Workers that were alive at its end, those of all tenants too. Not said of a single queue."""
 
 
-class History(Struct, frozen=True, kw_only=True):
+class QueueHistory(Struct, frozen=True, kw_only=True):
+    """One queue, point by point: as long as the history itself."""
+
+    tenant: str
+    queue: str
+    """Empty = queues that were not noted by themselves."""
+    ended: list[int]
+    """Runs that ended, however they did."""
+    failed: list[int]
+    """Runs that failed for good, or broke."""
+    waiting: list[int]
+    """Jobs that were queued at the end."""
+
+
+class History(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The points there are, oldest first; minutes in which no process kept the history are missing."""
 
     points: list[HistoryPoint]
+    queues: list[QueueHistory] = []
+    """Each queue by itself, if that was asked for."""

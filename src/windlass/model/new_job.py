@@ -131,6 +131,9 @@ class Terms(JobOptions, frozen=True, kw_only=True, omit_defaults=True, forbid_un
     """Whether a claim hands it the results of the jobs in `after`, in their order, null for one without: as its first
     argument, before those in its payload (`one`: the result of the only job, `list`: the list of all), or aside
     (`current`). They must still be kept then."""
+    follow_up: str | None = None
+    """The id of the job that `then` makes once this one has succeeded; null = none. The queue says so, whatever is
+    sent."""
 
 
 OWN_ID = (

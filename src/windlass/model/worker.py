@@ -132,6 +132,20 @@ class Worker(NewWorker, frozen=True, kw_only=True, omit_defaults=False):
     """When it last claimed or renewed."""
 
 
+class WorkerChange(Struct, frozen=True, kw_only=True):
+    """A worker came or went."""
+
+    at: datetime
+    """When; of one that is lost, when that was noticed."""
+    event: Literal["joined", "stopped", "lost"]
+    """`stopped`: it said goodbye. `lost`: it was silent for a whole lease."""
+    worker: str
+    """Its id."""
+    name: str
+    node: str
+    tenant: str
+
+
 def unmet(worker: NewWorker, task: str) -> list[str]:
     """What a task that a worker knows needs, and the worker does not offer."""
     return [label for label in worker.needs.get(task, ()) if label not in worker.offers]

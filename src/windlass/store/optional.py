@@ -10,6 +10,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from windlass.model.errors import Invalid
+from windlass.model.health import StoreHealth
 from windlass.model.names import JobKey
 from windlass.store.data import Draft, DrainReply, DrainRequest, JobStep, StepSaved, StoredSteps
 
@@ -40,6 +41,13 @@ class LocalDisk(Protocol):
 
     async def check_room(self) -> None:
         """Raise if new jobs would be refused for want of room."""
+
+
+class StoreSpace(Protocol):
+    """The store says how full it is."""
+
+    async def read(self) -> StoreHealth:
+        """What it takes now, and what is left."""
 
 
 class PreparedCommand(Protocol):

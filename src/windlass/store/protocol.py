@@ -5,8 +5,7 @@ the store checks the move's guards and writes it whole, or refuses it. What ever
 
 - A job is named by its id and its tenant (`JobKey`): the same id in two tenants is two jobs.
 - `add` is idempotent by that key, and arrival order is a sequence that the store keeps.
-- `claim` is one atomic step: a job is leased to one worker under a token, or not at all.
-- Every write by a worker is fenced by that token.
+- `claim` is one atomic step: a job is leased to one worker, or to none, under a token that fences all its writes.
 - Due times and leases are judged by the store's own clock; callers pass durations, or times that the store gave them.
 - Finished jobs leave what claims search, and vanish when their keep clock runs out; a result may vanish before them.
 - No call costs more as the backlog grows, beyond a logarithm; no call loops without a bound.
@@ -181,6 +180,7 @@ class Store(Protocol):
     # Optional capabilities (`optional`); null = the store does not have it.
     journal: optional.JournalTarget | None
     disk: optional.LocalDisk | None
+    space: optional.StoreSpace | None
     prepare: optional.Preparation | None
     audit: optional.AuditStore | None
     files: optional.FileStore | None

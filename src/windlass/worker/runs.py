@@ -705,6 +705,8 @@ class RunTable:
         how = "released" if report is not None else "reported by its worker"
         if run.stopping is Stop.LOST:
             how = "lost"
+        elif run.stopping is Stop.CANCEL and isinstance(report, Finished) and report.outcome is not Verdict.OK:
+            how = "stopped"  # cancelled, halted or deleted: the order says no more than that
         elif isinstance(report, Finished):
             how = f"completed, {report.outcome} {report.code or CODES[report.outcome]}"
         return f"{run.id} {run.job.task} {how} after {self._clock.monotonic() - run.since:.3f} s"

@@ -5,7 +5,7 @@ the same in process and behind a journal.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from datetime import datetime
 
 from msgspec.structs import replace
@@ -14,7 +14,7 @@ from windlass.engine.context import touch_every
 from windlass.engine.events.feed import Feed, Follower
 from windlass.model.errors import WindlassError
 from windlass.model.estimate import Estimate
-from windlass.model.events import Event, EventCursor, EventWithOutput, output_data, state_event, yield_event
+from windlass.model.events import Event, EventCursor, EventName, EventWithOutput, output_data, state_event, yield_event
 from windlass.model.job import FINISHED, Job, State
 from windlass.model.names import key_of
 from windlass.model.operations import GetOutput, Service, Show
@@ -81,6 +81,8 @@ class _JobEvents:
         """The last `shrunk` or `halted` event that was sent, and the tier it left."""
         self._adopted_at: datetime | None = None
         """Of the last `adopted` event that was sent."""
+        self._seen: Job | None = None
+        """The last reading."""
         self._estimate: Estimate | None = None
         self._estimate_at = 0.0
 
@@ -91,12 +93,8 @@ class _JobEvents:
             self._place = replace(self._place, sent=name, attempt=job.attempt)
             self._estimate, self._estimate_at = None, 0.0
             yield Event(name=name, id=str(self._place), job=job), None
-        if (given := yield_event(job)) is not None and (given, job.assigned) != self._given:
-            self._given = given, job.assigned
-            yield Event(name=given, id=str(self._place), job=job), None
-        if not ended and job.adopted_at not in (None, self._adopted_at):
-            self._adopted_at = job.adopted_at
-            yield Event(name="adopted", id=str(self._place), job=job), None
+        for other in self._other_changes(job):
+            yield Event(name=other, id=str(self._place), job=job), None
         if ended or (output and (job.attempt or job.state is not State.QUEUED)):
             async for chunk in self._output(job):
                 yield Event(name="output", id=str(self._place), chunk=output_data(chunk)), chunk
@@ -105,6 +103,22 @@ class _JobEvents:
         elif job.progress is not None and job.progress != self._progress:
             yield Event(name="progress", id=str(self._place), job=job), None
         self._progress = job.progress
+
+    def _other_changes(self, job: Job) -> Iterator[EventName]:
+        """What has changed of a job beside its state."""
+        if (given := yield_event(job)) is not None and (given, job.assigned) != self._given:
+            self._given = given, job.assigned
+            yield given
+        seen, self._seen = self._seen, job
+        if job.state in FINISHED:
+            return
+        if job.adopted_at not in (None, self._adopted_at):
+            self._adopted_at = job.adopted_at
+            yield "adopted"
+        if seen is not None and job.edits != seen.edits:
+            yield "edited"
+        if seen is not None and job.pid is not None and (job.pid, job.attempt) != (seen.pid, seen.attempt):
+            yield "begun"
 
     async def estimate(self, job: Job, pause: float) -> EventWithOutput | None:
         """The remaining wait, if it changed since it was last sent; null = no change, or not due yet."""

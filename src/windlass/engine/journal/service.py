@@ -49,14 +49,16 @@ from windlass.engine.new_jobs import (
 from windlass.model.errors import Conflict, Invalid, JournalFull, PartAway, Unavailable, WindlassError
 from windlass.model.estimate import Estimate
 from windlass.model.events import Event
+from windlass.model.health import Health, JournalHealth
 from windlass.model.job import Job, Reason
 from windlass.model.lifecycle import enter
 from windlass.model.match import Match
-from windlass.model.names import ID_SIZE, JobKey, check_id, key_of, texts_like
+from windlass.model.names import EVERY_TENANT, ID_SIZE, JobKey, check_id, key_of, texts_like
 from windlass.model.new_job import JobOptions, NewJob, Terms
 from windlass.model.operations import (
     A,
     Accepted,
+    BatchProgress,
     Cancel,
     Count,
     Delete,
@@ -71,6 +73,7 @@ from windlass.model.operations import (
     GetEstimate,
     GetFile,
     GetFiles,
+    GetHealth,
     GetOutput,
     GetProgress,
     GetQueueEstimate,
@@ -96,7 +99,7 @@ log = logging.getLogger("windlass.journal")
 
 OF_STORED_JOBS = (
     *(Show, GetResult, GetEstimate, GetQueueEstimate, GetOutput, GetFiles, GetFile, GetSteps),
-    *(GetProgress, List, Failures, Count, GetStats, Send, Resize, SendSignal),
+    *(List, Failures, Count, GetStats, Send, Resize, SendSignal),
     *(Edit, Cancel, Rerun, Delete, FinishByHand, FailByHand, LowerTimeout),
 )
 """Operations on jobs: those that were accepted before must be there."""
@@ -142,6 +145,10 @@ class Journaled:
                 answer = await self._enqueue_lines(validated(operation))
             case Show() | GetResult() if not self._drainer.flows or self._drainer.some_away:
                 answer = await self._look(operation)
+            case GetProgress():
+                answer = await self._progress(operation)
+            case GetHealth():
+                answer = await self._health(validated(operation))
             case _:
                 answer = await self._ask(operation)
         return cast("A", answer)
@@ -339,6 +346,14 @@ class Journaled:
             )
         return await self._engine(operation)
 
+    async def _health(self, operation: GetHealth) -> Health:
+        health = await self._engine(operation) if self._drainer.up else Health()
+        if operation.tenant != EVERY_TENANT:
+            return health
+        waiting = await self._journal.count(self._journal.drained)
+        all_there = self._drainer.up and self._drainer.flows and not self._drainer.some_away
+        return replace(health, journal=JournalHealth(waiting=waiting, fault="" if all_there else self._drainer.fault))
+
     async def _ask(self, operation: Operation[A]) -> A:
         if not self._drainer.up:
             raise Unavailable(f"{self._drainer.fault}; new jobs are accepted meanwhile")
@@ -369,6 +384,19 @@ class Journaled:
         if operation.payload and entry.draft is not None:
             return replace(job, payload=Raw(bytes(entry.draft.new.payload)))
         return job
+
+    async def _progress(self, operation: GetProgress) -> BatchProgress:
+        """Only once the store has all that was accepted before: a job that it lacks would count as gone."""
+        last, until = self._journal.last, self._clock.monotonic() + max(operation.wait, WAIT_FOR_STORE)
+        while self._drainer.reached < last:
+            remaining = until - self._clock.monotonic()
+            if remaining <= 0:
+                raise Unavailable("the store does not have all accepted jobs yet: ask again")
+            await self._drainer.reach(last, min(remaining, LOOK_AGAIN))
+            if not self._drainer.flows:
+                await self._clock.sleep(LOOK_AGAIN)
+        remaining = max(0.0, until - self._clock.monotonic()) if operation.wait else 0.0
+        return await self._ask(replace(operation, wait=min(operation.wait, remaining)))
 
     async def _held_up(self, operation: Show | GetResult) -> Entry | None:
         """A job that the store, or the part of it that the job is for, does not take now."""

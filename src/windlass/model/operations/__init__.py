@@ -30,6 +30,8 @@ from windlass.model.operations.flow import Queues as Queues
 from windlass.model.operations.flow import QueueWaits as QueueWaits
 from windlass.model.operations.flow import RemoveLimit as RemoveLimit
 from windlass.model.operations.flow import TaskCard as TaskCard
+from windlass.model.operations.flow import TaskEntry as TaskEntry
+from windlass.model.operations.flow import Tasks as Tasks
 from windlass.model.operations.handlers import Code as Code
 from windlass.model.operations.handlers import GetCode as GetCode
 from windlass.model.operations.handlers import GetHandler as GetHandler
@@ -54,6 +56,7 @@ from windlass.model.operations.jobs import EnqueueLines as EnqueueLines
 from windlass.model.operations.jobs import EnqueueMany as EnqueueMany
 from windlass.model.operations.jobs import FailByHand as FailByHand
 from windlass.model.operations.jobs import FinishByHand as FinishByHand
+from windlass.model.operations.jobs import GetHealth as GetHealth
 from windlass.model.operations.jobs import GetHistory as GetHistory
 from windlass.model.operations.jobs import GetOutput as GetOutput
 from windlass.model.operations.jobs import GetProgress as GetProgress
@@ -84,6 +87,7 @@ from windlass.model.operations.records import Registered as Registered
 from windlass.model.operations.records import RemoveToken as RemoveToken
 from windlass.model.operations.records import Tokens as Tokens
 from windlass.model.operations.records import Unregister as Unregister
+from windlass.model.operations.records import WorkerChanges as WorkerChanges
 from windlass.model.operations.records import Workers as Workers
 from windlass.model.operations.schedules import GetSchedule as GetSchedule
 from windlass.model.operations.schedules import PauseSchedule as PauseSchedule

@@ -142,6 +142,18 @@ class GetTask(Operation[TaskCard], frozen=True, kw_only=True):
     task: Name
 
 
+class TaskEntry(TaskCard, frozen=True, kw_only=True, omit_defaults=True):
+    """A task by name."""
+
+    tenant: str
+    task: str
+
+
+@operation("GET", "/tasks", "read")
+class Tasks(Operation[list[TaskEntry]], frozen=True, kw_only=True):
+    """The tasks that are paused or have options, also those of all tenants."""
+
+
 @operation("PATCH", "/tasks/{task}", "operate", body="pause")
 class PauseTask(Operation[Pause], frozen=True, kw_only=True):
     """Let no job of a task start for a while, or let them again."""

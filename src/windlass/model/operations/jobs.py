@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from windlass.model.duration import Seconds, Time
+from windlass.model.health import Health
 from windlass.model.history import History, HistoryStep
 from windlass.model.job import MSGPACK, Error, Job, State
 from windlass.model.match import Match
@@ -99,10 +100,12 @@ class Number(Struct, frozen=True, kw_only=True):
     count: int
 
 
-class Changed(Struct, frozen=True, kw_only=True):
+class Changed(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How many jobs an action changed, or would change in a dry run."""
 
     changed: int
+    stopping: int = 0
+    """How many of them run: they are `running` until they have been stopped, or until their lease has ended."""
 
 
 class QueueStats(Struct, frozen=True, kw_only=True):
@@ -343,6 +346,13 @@ class GetHistory(Operation[History], frozen=True, kw_only=True):
     """How many minutes or hours, at most."""
     queue: Name | None = None
     """Of one queue; null = of all."""
+    by_queue: bool = False
+    """Whether to say it of each queue, too."""
+
+
+@operation("GET", "/health", "read")
+class GetHealth(Operation[Health], frozen=True, kw_only=True):
+    """How full the store is, and what waits in the server's journal. With the token of one tenant, nothing."""
 
 
 @operation("GET", "/stats", "read")

@@ -9,7 +9,7 @@ from windlass.model.duration import Seconds
 from windlass.model.operations.table import MOST_AT_ONCE, Operation, operation
 from windlass.model.quota import Quota
 from windlass.model.token import Issued, Scope, Token
-from windlass.model.worker import NewWorker, Worker
+from windlass.model.worker import NewWorker, Worker, WorkerChange
 
 # Workers
 
@@ -36,6 +36,13 @@ class Register(Operation[Registered], frozen=True, kw_only=True):
 @operation("GET", "/workers", "read")
 class Workers(Operation[list[Worker]], frozen=True, kw_only=True):
     """The workers that are alive."""
+
+
+@operation("GET", "/workers/changes", "read")
+class WorkerChanges(Operation[list[WorkerChange]], frozen=True, kw_only=True):
+    """The workers that joined, stopped or were lost last, newest first; a loss is noticed within a minute."""
+
+    limit: Annotated[int, Meta(ge=1, le=MOST_AT_ONCE)] = 20
 
 
 @operation("DELETE", "/workers/{worker}", "work", 204)

@@ -1,11 +1,13 @@
 """The store over Redis or Valkey: opens it, checks its layout, holds its facets. Also workers, records, audit log."""
 
+import asyncio
 from collections.abc import Sequence
 
 import msgspec
 
 from windlass.model.audit import MOST_LINES_KEPT
 from windlass.model.errors import Invalid, Unavailable
+from windlass.model.health import StoreHealth
 from windlass.model.names import EVERY_TENANT
 from windlass.model.ports import Clock, Randomness
 from windlass.model.worker import NewWorker, Worker, WorkerUsage
@@ -20,6 +22,7 @@ from windlass.store.optional import (
     LocalDisk,
     Preparation,
     StepStore,
+    StoreSpace,
     audit_cursor,
 )
 from windlass.store.protocol import EventStore, FlowStore, JobStore, RecordStore, WorkerStore
@@ -111,6 +114,27 @@ class RedisAudit:
         return AuditRows(lines, rows[-1][0].decode() if len(rows) == limit else None)
 
 
+class RedisSpace:
+    """The memory of a server, or of the members of a cluster that hold partitions."""
+
+    def __init__(self, connection: Connection, partitions: Partitions) -> None:
+        self._connection = connection
+        self._partitions = partitions
+
+    async def read(self) -> StoreHealth:
+        keys = [self._partitions.key(number) for number in range(self._partitions.number)]
+        answers = await asyncio.gather(*(self._about(key) for key in (keys if self._connection.cluster else keys[:1])))
+        members = {said["run_id"]: said for said in answers}.values()
+        bounds = [int(said.get("maxmemory", "0")) for said in members]
+        used = sum(int(said["used_memory"]) for said in members)
+        kind = "Valkey" if any("valkey_version" in said for said in members) else "Redis"
+        return StoreHealth(kind=kind, used=used, free=max(0, sum(bounds) - used) if all(bounds) else None)
+
+    async def _about(self, key: str) -> dict[str, str]:
+        about: bytes = b"".join([await self._connection.ask(key, "INFO", part) for part in ("server", "memory")])
+        return dict(line.split(":", 1) for line in about.decode().splitlines() if ":" in line)
+
+
 class RedisStore:
     """Jobs in Redis. Made by `open`."""
 
@@ -130,6 +154,7 @@ class RedisStore:
         self.events: EventStore = self._bus
         self.journal: JournalTarget | None = RedisJournal(jobs, self.ready)
         self.disk: LocalDisk | None = None
+        self.space: StoreSpace | None = RedisSpace(connection, self.partitions)
         self.audit: AuditStore | None = RedisAudit(self.partitions)
         self.files: FileStore | None = RedisFiles(self.partitions)
         self.steps: StepStore | None = RedisSteps(self.partitions)

@@ -4,6 +4,7 @@ Holds what is opened and closed: the connection, the wake-ups, the event bus. Kn
 """
 
 import os
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import TypeVar
 
 import apsw
 
+from windlass.model.health import StoreHealth
 from windlass.model.job import State
 from windlass.model.lifecycle import Move
 from windlass.model.names import JobKey, raw_key
@@ -54,6 +56,7 @@ from windlass.store.optional import (
     PreparedCommand,
     StepStore,
     StoreInfo,
+    StoreSpace,
 )
 from windlass.store.protocol import EventStore, FlowStore, JobStore, RecordStore, WorkerStore
 from windlass.store.sqlite import claims, dependencies, files, flow, jobs, listing, records, tiers, transitions, upkeep
@@ -288,6 +291,32 @@ class SqliteDisk:
         await self._connection.write(lambda tx: tx.check_room(), Durability.LATER)
 
 
+class SqliteSpace:
+    """How much a file takes of its disk."""
+
+    def __init__(self, connection: Connection | InlineConnection) -> None:
+        self._connection = connection
+
+    async def read(self) -> StoreHealth:
+        path = self._connection.path
+        pages, log, free = await self._connection.read(lambda tx: (_size(tx), *_around(path)))
+        return StoreHealth(kind="SQLite", used=pages + log, free=free)
+
+
+def _around(path: str) -> tuple[int, int | None]:
+    """Bytes of the log beside a file, and what is free on its disk."""
+    if not path:
+        return 0, None
+    log = Path(f"{path}-wal")
+    return log.stat().st_size if log.exists() else 0, shutil.disk_usage(Path(path).parent).free
+
+
+def _size(tx: Transaction) -> int:
+    """Bytes of the file, once its log is part of it."""
+    (pages,), (size,) = tx.column("PRAGMA page_count"), tx.column("PRAGMA page_size")
+    return int(pages * size)
+
+
 class SqliteStore:
     """Jobs in one SQLite file, shared by any number of processes on one machine. Made by `open`."""
 
@@ -301,6 +330,7 @@ class SqliteStore:
         self.events: EventStore = events
         self.journal: JournalTarget | None = None
         self.disk: LocalDisk | None = SqliteDisk(connection)
+        self.space: StoreSpace | None = SqliteSpace(connection)
         self.audit: AuditStore | None = SqliteAudit(connection)
         self.files: FileStore | None = SqliteFiles(connection)
         self.steps: StepStore | None = SqliteSteps(connection)

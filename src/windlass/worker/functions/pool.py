@@ -341,8 +341,8 @@ class Functions:
     async def _remove(self, context: FunctionContext) -> None:
         """Remove its folder when the last of its processes has ended."""
         await context.process.gone.wait()
-        if not context.process.monitored and context.uid is not None:
-            await asyncio.to_thread(end_leftovers, context.uid)
+        if not context.process.monitored:
+            await asyncio.to_thread(end_leftovers, context.uid, context.folder)
         self._living.discard(context)
         self._freed.set()
         if self._folders is not None:

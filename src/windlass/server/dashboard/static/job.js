@@ -2,7 +2,7 @@
 /** One job: what it waits for, what became of it, what it was given and gave back. */
 
 import { html, useEffect, useRef, useState } from "./vendor/htm-preact-3.1.1.js";
-import { FINISHED, bytes, number, queue, span, used, word } from "./api.js";
+import { FINISHED, bytes, clock, number, queue, span, used, word } from "./api.js";
 import { live } from "./live.js";
 import { Action, Fault, JobLink, JobsLink, Link, Menu, Panel, Since, State, Table, Time, ask, exact, json, moves, pretty, sure, useAsked, useNow } from "./parts.js";
 
@@ -119,7 +119,8 @@ function Remedy({ api, job, estimate, can }) {
   if (why === "worker") return html`<div>Start one: <code>windlass worker MODULE:APP -q ${job.queue}</code></div>`;
   if (why === "handler") return html`<div><${Link} to="/workers">The workers<//> of its queue do not know the task ${job.task}: start one with an app that has it, or <${Link} to="/handlers">upload a handler<//>.</div>`;
   if (why === "limit") return html`<div><${Link} to="/limits">See the limit${estimate.name ? ` ${estimate.name}` : ""} and what it holds back<//></div>`;
-  if (why === "slots" || why === "tier") return html`<div><${JobsLink} q=${`state:running ${word("queue", job.queue)}`}>See what runs in ${job.queue}<//>, or start another worker.</div>`;
+  if (why === "tier") return html`<div><${JobsLink} q=${`state:running ${word("queue", job.queue)}`}>See what runs in ${job.queue}<//>, start another worker, or <${Link} to="/queues">give the tier a larger cap<//>.</div>`;
+  if (why === "slots") return html`<div><${JobsLink} q=${`state:running ${word("queue", job.queue)}`}>See what runs in ${job.queue}<//>, or start another worker.</div>`;
   if (why === "pause" && paused) {
     return html`<div class="row"><span>The ${paused.what} is paused${paused.why ? `: ${paused.why}` : ""}${paused.until ? html` until ${exact(paused.until)}` : ""}.</span>
       ${can("operate") && html`<${Action} run=${async () => { await api.patch(paused.path, { paused: false }); return `${paused.what} goes on`; }}>Resume<//>`}</div>`;
@@ -182,6 +183,19 @@ function Steps({ api, job }) {
 
 const MOST_RELATIVES = 6;
 
+/** Seconds after its end in which the follow-up of a job may not be there yet. */
+const SOON = 5;
+
+/** The job that `then` made, or will make. @param {any} api @param {any} job @param {any[]} newest jobs that were made since */
+async function followUp(api, job, newest) {
+  const id = job.follow_up, made = newest.find((one) => one.id === id);
+  if (made) return made;
+  if (!FINISHED.includes(job.state)) return { id, planned: true, task: "follow-up", state: "on success" };
+  if (job.state !== "succeeded") return { id, planned: true, task: "follow-up", state: "never made" };
+  if (clock.now() - new Date(job.finished_at).getTime() < 1000 * SOON) return { id, planned: true, task: "follow-up", state: "not made yet" };
+  return api.get(`/jobs/${id}`).catch(() => ({ id, planned: true, task: "follow-up", state: "gone" }));
+}
+
 /** Jobs before and after this one, with lines between them. @param {any} props */
 function Family({ api, job }) {
   const parents = job.after ?? [], pending = !FINISHED.includes(job.state);
@@ -189,14 +203,14 @@ function Family({ api, job }) {
     const before = await Promise.all(parents.slice(0, MOST_RELATIVES).map((/** @type {string} */ id) => api.get(`/jobs/${id}`).catch(() => ({ id, task: "gone", state: "gone" }))));
     const query = pending ? { state: "blocked" } : { created_after: job.created_at };
     const page = await api.get("/jobs", { ...query, order: "newest", limit: 200 });
-    return { before, after: page.jobs.filter((/** @type {any} */ one) => (one.after ?? []).includes(job.id)) };
+    const after = page.jobs.filter((/** @type {any} */ one) => (one.after ?? []).includes(job.id));
+    return { before, after: job.follow_up ? [await followUp(api, job, page.jobs), ...after] : after };
   }, [job.id, job.state], 5000, moves).data;
-  if (!family || (!parents.length && !family.after.length && !job.then)) return null;
-  const node = (/** @type {any} */ one) => html`<a class=${`node ${one.id === job.id ? "self" : ""}`} href=${`#/job/${job.tenant}/${one.id}`} title=${one.id}><i class=${`dot ${one.state}`}></i><span class="clip">${one.task}</span><span class="dim small">${one.state}</span></a>`;
+  if (!family || (!parents.length && !family.after.length)) return null;
+  const node = (/** @type {any} */ one) => one.planned ? html`<span class="node planned" title=${one.id}><i class="dot"></i><span class="clip">${one.task}</span><span class="dim small">${one.state}</span></span>` : html`<a class=${`node ${one.id === job.id ? "self" : ""}`} href=${`#/job/${job.tenant}/${one.id}`} title=${one.id}><i class=${`dot ${one.state}`}></i><span class="clip">${one.task}</span><span class="dim small">${one.state}</span></a>`;
   const rest = (/** @type {number} */ count) => (count > MOST_RELATIVES ? [html`<span class="node dim">and ${count - MOST_RELATIVES} more</span>`] : []);
   const left = [...family.before.map(node), ...rest(parents.length)];
-  const follow = job.then ? [html`<${JobsLink} q=${word("task", job.then.task)}><span class="node planned"><i class="dot"></i><span class="clip">${job.then.task}</span><span class="dim small">${job.state === "succeeded" ? "followed" : "follows"}</span></span><//>`] : [];
-  const right = [...follow, ...family.after.slice(0, MOST_RELATIVES).map(node), ...rest(family.after.length)];
+  const right = [...family.after.slice(0, MOST_RELATIVES).map(node), ...rest(family.after.length)];
   const tall = Math.max(left.length, right.length, 1);
   return html`<${Panel} title="Before and after"><div class="body scroll" tabindex="0" role="region" aria-label="Jobs before and after this one"><div class="graph">
     ${left.length > 0 && html`<div class="nodes">${left}</div><${Edges} from=${left.length} to=${1} tall=${tall} />`}

@@ -3,7 +3,7 @@
 
 import { html, useEffect, useMemo, useRef, useState } from "./vendor/htm-preact-3.1.1.js";
 import { FIELDS, FINISHED, PENDING, REASONS, STATES, asMatch, number, parseQuery, queue, statesOf, word, wordsOf } from "./api.js";
-import { Action, Empty, Fault, JobLink, JobsLink, State, Table, Time, sure, toast, useAsked } from "./parts.js";
+import { Action, Empty, Fault, JobLink, JobsLink, Paused, State, Table, Time, pause, sure, toast, useAsked } from "./parts.js";
 
 /** Jobs of one answer. */
 const ROWS = 50;
@@ -66,7 +66,7 @@ export function Jobs({ tenant, can, query, stats }) {
     { name: "Job", tight: true, wide: true, show: (/** @type {any} */ job) => html`<${JobLink} id=${job.id} tenant=${job.tenant} />` },
   ];
   const operate = can("operate");
-  return html`<div class="head"><h1>Jobs</h1><span class="grow"></span>
+  return html`<div class="head"><h1>Jobs</h1><span class="grow"></span>${parsed.query.task && tenant !== "-" && html`<${TaskPause} api=${api} task=${parsed.query.task} can=${can} />`}
       <button aria-pressed=${!stands} title="Follow what changes" onClick=${() => (stands ? newest() : setStill(true))}>${stands ? "Still" : "Live"}</button>
       <a class="button" href=${exportUrl(tenant, parsed.query)} download="jobs.ndjson" title="All that match, a line of JSON each">Export</a></div>
     <${QueryBar} text=${text} go=${go} stats=${stats} key=${text} />
@@ -79,6 +79,18 @@ export function Jobs({ tenant, can, query, stats }) {
     <section class="panel"><${Table} label="Jobs" rows=${list.data ? rows : undefined} of=${keyOf} columns=${columns}
       empty=${text ? html`<${Empty} text="No job matches." />` : html`<${Empty} text="No jobs yet. Queue one:" command="windlass enqueue TASK PAYLOAD" />`} /></section>
     <div class="row gap">${beyond && html`<${Further} run=${further} />`}${next !== undefined && html`<button onClick=${newest}>Back to the newest</button>`}</div></div></div>`;
+}
+
+/** Whether the task of a list is paused, and a button for it. @param {any} props */
+function TaskPause({ api, task, can }) {
+  const path = `/tasks/${encodeURIComponent(task)}`;
+  const card = useAsked(() => api.get(path), [task], 5000);
+  const one = card.data;
+  const change = async (/** @type {any} */ body) => { await api.patch(path, body); card.again(); };
+  if (!one) return null;
+  return html`${one.paused && html`<${Paused} one=${one} />`}${can("operate") && (one.paused
+    ? html`<${Action} run=${() => change({ paused: false }).then(() => `${task} goes on`)}>Resume ${task}<//>`
+    : html`<${Action} title="Start none of its jobs, in whatever queue" run=${pause(task, change)}>Pause ${task}<//>`)}`;
 }
 
 const keyOf = (/** @type {any} */ job) => `${job.tenant}/${job.id}`;

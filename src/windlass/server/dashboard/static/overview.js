@@ -2,8 +2,8 @@
 /** The first page: whether all is well, what happened before, and what holds jobs up. */
 
 import { html, useState } from "./vendor/htm-preact-3.1.1.js";
-import { number, queue, span, word } from "./api.js";
-import { Chart, Empty, Fault, JobsLink, Link, Panel, Since, Table, Time, Use, moves, useAsked } from "./parts.js";
+import { bytes, number, queue, span, word } from "./api.js";
+import { Action, Chart, Empty, Fault, JobsLink, Link, Panel, Since, Table, Time, Use, moves, useAsked } from "./parts.js";
 
 /** @param {any} stats @param {string} state */
 const total = (stats, state) => stats.queues.reduce((/** @type {number} */ sum, /** @type {any} */ one) => sum + (one.states[state] ?? 0), 0);
@@ -33,13 +33,14 @@ const LOAD = [
 const ALIVE = [{ name: "alive", kind: "ok", of: (/** @type {any} */ point) => point.workers ?? 0 }];
 
 /** @param {any} props */
-export function Overview({ tenant, stats }) {
+export function Overview({ tenant, stats, who, can }) {
   const api = queue(tenant);
   const [range, setRange] = useState("hour");
   const chosen = RANGES[range];
   const queues = useAsked(() => queuesOf(api), [tenant], 3000, moves);
   const workers = useAsked(() => api.get("/workers"), [tenant], 4000).data;
   const history = useAsked(() => api.get("/history", { step: chosen.step, points: chosen.points }), [tenant, range], 15000).data;
+  const health = useAsked(() => queue(who.tenant).get("/health"), [who.tenant], 10000).data;
   const points = history?.points ?? [];
   const sum = (/** @type {(point: any) => number} */ of) => points.reduce((/** @type {number} */ all, /** @type {any} */ one) => all + of(one), 0);
   const slots = (workers ?? []).reduce((/** @type {number} */ all, /** @type {any} */ one) => all + (one.draining ? one.running : one.slots), 0);
@@ -56,25 +57,37 @@ export function Overview({ tenant, stats }) {
     ["Failed", "failed", "kept"],
   ];
   return html`<div class="head"><h1>Overview</h1><span class="grow"></span><div class="row" role="group" aria-label="Period">${Object.entries(RANGES).map(([name, one]) => html`<button aria-pressed=${name === range} onClick=${() => setRange(name)}>${one.name}</button>`)}</div></div>
-    <${Fault} fault=${queues.fault} /><div class="stack"><${Troubles} tenant=${tenant} queues=${queues.data ?? []} />
+    <${Fault} fault=${queues.fault} /><div class="stack"><${Troubles} tenant=${tenant} queues=${queues.data ?? []} journal=${health?.journal} can=${can} again=${queues.again} />
     <div class="cards">${(cards ?? []).map((/** @type {any[]} */ [name, state, note]) => html`<a class="card" href=${`#/jobs?q=state:${state}`}><div class="label">${name}</div><div class="value">${number(total(stats, state))}</div><div class="note">${note}</div></a>`)}
-      <div class="card"><div class="label">Runs, ${chosen.name}</div><div class="value">${number(ended)}</div><div class="note">${bad ? `${number(bad)} failed, ${((100 * bad) / ended).toFixed(1)} %` : "none failed"}</div></div></div>
+      <div class="card"><div class="label">Runs, ${chosen.name}</div><div class="value">${number(ended)}</div><div class="note">${bad ? `${number(bad)} failed, ${((100 * bad) / ended).toFixed(1)} %` : "none failed"}</div></div>
+      ${health?.store && html`<${Store} health=${health} />`}</div>
     <div class="charts"><${Panel} title="Runs"><div class="body"><${Chart} ...${plot} series=${RUNS} label="Runs" /></div><//>
       <${Panel} title="Jobs"><div class="body"><${Chart} ...${plot} series=${LOAD} label="Jobs" lines=${true} /></div><//></div>
     <${Panel} title="Queues"><${QueueTable} rows=${queues.data} tenant=${tenant} /><//>
-    <div class="charts"><${HoldingLimits} tenant=${tenant} /><${Panel} title="Workers" actions=${html`<${Link} to="/workers">All<//>`}><div class="body"><${Chart} ...${plot} series=${ALIVE} label="Workers" lines=${true} /><${Come} workers=${workers} /></div><//></div></div>`;
+    <div class="charts"><${HoldingLimits} tenant=${tenant} /><${Panel} title="Workers" actions=${html`<${Link} to="/workers">All<//>`}><div class="body"><${Chart} ...${plot} series=${ALIVE} label="Workers" lines=${true} /><${WorkerChanges} tenant=${tenant} /></div><//></div></div>`;
 }
 
+/** Jobs that always are on their way from the journal into the store. */
+const FEW = 1000;
+
 /** What needs a hand, each with what to do. @param {any} props */
-function Troubles({ tenant, queues }) {
+function Troubles({ tenant, queues, journal, can, again }) {
   const health = useAsked(async () => { const answer = await fetch("/readyz"); return { ok: answer.ok, text: (await answer.text()).trim() }; }, [tenant], 10000).data;
+  const tasks = useAsked(() => queue(tenant).get("/tasks"), [tenant], 10000);
+  const stopped = (tasks.data ?? []).filter((/** @type {any} */ one) => one.paused);
   const alone = queues.filter((/** @type {any} */ one) => (one.states.queued ?? 0) > 0 && !one.workers);
   const paused = queues.filter((/** @type {any} */ one) => one.paused);
   const detail = health && !health.ok ? problem(health.text) : health && health.text !== "ok" ? health.text : "";
   return html`${detail && html`<div class="note-line bad" role="status"><strong>Store:</strong> ${detail}</div>`}
-    ${alone.length > 0 && html`<div class="note-line warn"><strong>No worker</strong> takes jobs from ${alone.slice(0, 6).map((/** @type {any} */ one) => html`<${JobsLink} q=${`state:queued ${word("queue", one.queue)}`}>${one.queue}<//> (${number(one.states.queued)}) `)}. Start one: <code>windlass worker MODULE:APP -q ${alone[0].queue}</code></div>`}
-    ${paused.length > 0 && html`<div class="note-line warn"><strong>Paused:</strong> ${paused.slice(0, 6).map((/** @type {any} */ one) => html`<${Link} to="/queues">${one.queue}<//>${one.why ? ` (${one.why})` : ""} `)}</div>`}`;
+    ${journal && (journal.fault || journal.waiting > FEW) && html`<div class="note-line warn" role="status"><strong>Journal:</strong> ${number(journal.waiting)} accepted ${journal.waiting === 1 ? "job is" : "jobs are"} not in the store yet${journal.fault ? `: ${journal.fault}` : ""}. They are safe on this server's disk.</div>`}
+    ${alone.length > 0 && html`<div class="note-line warn"><strong>No worker</strong> takes jobs from ${alone.slice(0, 6).map((/** @type {any} */ one, /** @type {number} */ place) => html`${place ? ", " : ""}<${JobsLink} q=${`state:queued ${word("queue", one.queue)}`}>${one.queue}<//> (${number(one.states.queued)})`)}. Start one: <code>windlass worker MODULE:APP -q ${alone[0].queue}</code></div>`}
+    ${paused.slice(0, 4).map((/** @type {any} */ one) => html`<${Pause} key=${queueKey(one)} one=${one} kind="queue" name=${one.queue} may=${can("operate")} again=${again} />`)}
+    ${stopped.slice(0, 4).map((/** @type {any} */ one) => html`<${Pause} key=${one.task} one=${one} kind="task" name=${one.task} may=${can("operate") && (one.tenant === tenant || tenant === "-")} again=${tasks.again} />`)}`;
 }
+
+/** A queue or a task that is paused, and a button that ends it. @param {any} props */
+const Pause = ({ one, kind, name, may, again }) => html`<div class="note-line warn row"><span><strong>Paused:</strong> ${kind} <${JobsLink} q=${`state:queued ${word(kind, name)}`}>${name}<//>${one.why ? ` (${one.why})` : ""}${one.until ? html`, goes on <${Time} at=${one.until} />` : ""}</span>
+  ${may && html`<${Action} run=${async () => { await queue(one.tenant).patch(`/${kind}s/${name}`, { paused: false }); again(); return `${name} goes on`; }}>Resume<//>`}</div>`;
 
 /** What an answer that says no says. @param {string} text */
 function problem(text) {
@@ -109,11 +122,21 @@ export async function limitsOf(tenant) {
   }));
 }
 
-/** The workers that came last. @param {any} props */
-function Come({ workers }) {
-  const newest = [...(workers ?? [])].sort((a, b) => (a.registered_at < b.registered_at ? 1 : -1)).slice(0, 4);
-  if (!newest.length) return null;
-  return html`<ul class="plain-list gap-small">${newest.map((one) => html`<li class="row"><span class="clip">${one.name}</span><span class="dim small">${one.node}</span><span class="grow"></span><span class="dim small">came <${Time} at=${one.registered_at} /></span></li>`)}</ul>`;
+/** How full the store is, and what waits in front of it. @param {any} props */
+function Store({ health: { store, journal } }) {
+  const most = store.free === undefined ? 0 : store.used + store.free;
+  return html`<div class="card"><div class="label">Store</div><div class="value">${bytes(store.used)}</div>
+    <div class="note">${store.kind}${most ? `, ${bytes(store.free)} free` : ""}${journal ? html`<br />journal: ${journal.waiting ? number(journal.waiting) : "none"} waiting` : ""}${most ? html`<${Use} used=${store.used} of=${most} label=${`${bytes(store.used)} of ${bytes(most)}`} />` : ""}</div></div>`;
+}
+
+/** @type {Record<string, string>} */
+const CHANGES = { joined: "ok", stopped: "", lost: "bad" };
+
+/** The workers that came and went last. @param {any} props */
+function WorkerChanges({ tenant }) {
+  const found = useAsked(() => queue(tenant).get("/workers/changes", { limit: 6 }), [tenant], 5000).data;
+  if (!found?.length) return null;
+  return html`<ul class="plain-list gap-small" aria-label="Workers that came and went">${found.map((/** @type {any} */ one) => html`<li class="row" key=${`${one.worker} ${one.event}`}><span class=${`badge ${CHANGES[one.event]}`} title=${one.event === "lost" ? "It fell silent; when it runs again it joins as a new one." : ""}>${one.event}</span><span class="clip" title=${one.worker}>${one.name}</span><span class="dim small">${one.node}</span><span class="grow"></span><span class="dim small"><${Time} at=${one.at} /></span></li>`)}</ul>`;
 }
 
 const Start = () => html`<div class="head"><h1>Welcome</h1></div><section class="panel"><div class="body stack">
@@ -157,6 +180,6 @@ function QueueTable({ rows, tenant }) {
     { name: "Failed", num: true, wide: true, show: (/** @type {any} */ one) => number(one.states.failed ?? 0) },
     ...(tiers ? [{ name: "Tiers", wide: true, show: (/** @type {any} */ one) => html`<${Tiers} one=${one} />` }] : []),
     { name: "Oldest waits", tight: true, show: (/** @type {any} */ one) => html`<${Since} at=${one.waits?.oldest} />` },
-    { name: "A new job waits", tight: true, wide: true, show: (/** @type {any} */ one) => html`<${NewWait} one=${one} />` },
+    { name: "New job waits", tight: true, wide: true, show: (/** @type {any} */ one) => html`<${NewWait} one=${one} />` },
   ]} />`;
 }

@@ -4,20 +4,7 @@
 import { html, useState } from "./vendor/htm-preact-3.1.1.js";
 import { bytes, clock, number, queue, span, used, word } from "./api.js";
 import { NewWait, QueueName, Tiers, limitsOf, queueKey, queuesOf } from "./overview.js";
-import { Action, Empty, Fault, JobLink, JobsLink, Panel, Since, State, Table, Time, Use, ask, exact, json, pretty, sure, moves, useAsked, useNow } from "./parts.js";
-
-/** Asks for how long and why, then pauses. @param {string} name @param {(pause: any) => Promise<any>} send */
-const pause = (name, send) => async () => {
-  const done = await ask({
-    title: `Pause ${name}?`, text: "What runs goes on; what is queued waits.", go: "Pause",
-    fields: [{ name: "why", label: "Why", hint: "shown in listings" }, { name: "minutes", label: "For how many minutes (empty: until it is resumed)", number: true }],
-    act: (given) => send({ paused: true, why: given.why, ...(given.minutes ? { until: new Date(clock.now() + 60000 * Number(given.minutes)).toISOString() } : {}) }),
-  });
-  return done ? `${name} is paused` : "";
-};
-
-/** @param {{one: any}} props */
-const Paused = ({ one }) => (one.paused ? html`<div class="sub warn-text">paused${one.since ? html` for <${Since} at=${one.since} />` : ""}${one.until ? html`, goes on <${Time} at=${one.until} />` : ""}${one.why ? `: ${one.why}` : ""}</div>` : null);
+import { Action, Empty, Fault, JobLink, JobsLink, Panel, Paused, Since, Spark, State, Table, Time, Use, ask, exact, json, moves, pause, pretty, sure, useAsked, useNow } from "./parts.js";
 
 /** Tiers as lines of a form: `short 10s 100%`. @param {any[]} tiers */
 const tierLines = (tiers) => tiers.map((one) => `${one.name} ${one.seconds} ${one.cap ?? "100%"}`).join("\n");
@@ -56,6 +43,7 @@ function setting(one, name) {
 export function Queues({ tenant, can }) {
   const api = queue(tenant);
   const list = useAsked(() => queuesOf(api), [tenant], 2000, moves);
+  const past = useAsked(() => api.get("/history", { points: 60, by_queue: true }), [tenant], 15000).data;
   const change = async (/** @type {any} */ one, /** @type {any} */ body) => { await queue(one.tenant).patch(`/queues/${one.queue}`, body); list.again(); };
   const edit = (/** @type {any} */ one) => async () => {
     const done = await ask({
@@ -79,10 +67,19 @@ export function Queues({ tenant, can }) {
     <${Table} label="Queues" rows=${list.data} of=${queueKey} empty=${html`<${Empty} text="No queue has jobs, workers or settings." command="windlass enqueue TASK --queue NAME" />`} columns=${[
       { name: "Queue", show: (/** @type {any} */ one) => html`<${QueueName} one=${one} tenant=${tenant} /><${Paused} one=${one} /><div class="sub">${about(one)}</div><${Tiers} one=${one} />` },
       ...["queued", "running", "scheduled", "blocked", "failed"].map((state) => ({ name: state[0].toUpperCase() + state.slice(1), num: true, wide: state === "blocked" || state === "scheduled", show: (/** @type {any} */ one) => html`${one.states[state] ? html`<${JobsLink} q=${`state:${state} ${word("queue", one.queue)}`}>${number(one.states[state])}<//>` : html`<span class="dim">0</span>`}${state === "running" ? html`<span class="dim"> / ${number(one.slots)}</span>` : ""}` })),
+      { name: "Last hour", tight: true, wide: true, show: (/** @type {any} */ one) => html`<${Past} history=${past} one=${one} />` },
       { name: "Oldest waits", tight: true, show: (/** @type {any} */ one) => html`<${Since} at=${one.waits?.oldest} />` },
-      { name: "A new job waits", tight: true, wide: true, show: (/** @type {any} */ one) => html`<${NewWait} one=${one} />` },
+      { name: "New job waits", tight: true, wide: true, show: (/** @type {any} */ one) => html`<${NewWait} one=${one} />` },
       ...(can("operate") ? [{ name: "", tight: true, show: (/** @type {any} */ one) => html`<div class="doing">${one.paused ? html`<${Action} run=${() => change(one, { paused: false }).then(() => `${one.queue} goes on`)}>Resume<//>` : html`<${Action} run=${pause(one.queue, (body) => change(one, body))}>Pause<//>`} <${Action} run=${edit(one)}>Edit<//></div>` }] : []),
     ]} /></section>`;
+}
+
+/** The runs of a queue, minute by minute. @param {any} props */
+function Past({ history, one }) {
+  const own = (history?.queues ?? []).filter((/** @type {any} */ each) => each.queue === one.queue && [each.tenant, "-"].includes(one.tenant));
+  if (!own.length) return html`<span class="dim">–</span>`;
+  const sum = (/** @type {string} */ name) => own[0][name].map((/** @type {number} */ _, /** @type {number} */ place) => own.reduce((/** @type {number} */ all, /** @type {any} */ each) => all + each[name][place], 0));
+  return html`<${Spark} all=${sum("ended")} bad=${sum("failed")} most=${60} />`;
 }
 
 /** @param {any} props */
@@ -240,6 +237,9 @@ function Buckets({ one }) {
     ${buckets.length > MOST_BUCKETS && html`<div class="sub">and ${buckets.length - MOST_BUCKETS}${buckets.length === 100 ? " or more" : ""} other buckets</div>`}`;
 }
 
+/** Earlier jobs whose payloads may be tried again. */
+const MOST_SAMPLES = 4;
+
 const SAMPLES = "def run(payload):\n    return payload\n";
 
 /** @param {any} props */
@@ -263,7 +263,10 @@ export function Handlers({ tenant, can }) {
     return done ? `version ${done.version} is in force` : "";
   };
   const attempt = (/** @type {any} */ one) => async () => {
-    const made = await ask({ title: `Try ${one.task}`, go: "Queue", text: "A job of this task, in the queue default.", fields: [{ name: "payload", label: "Payload (JSON)", long: true, value: "null" }], act: (given) => queue(one.tenant).post("/jobs", { task: one.task, payload: json(given.payload, "The payload") }) });
+    const at = queue(one.tenant);
+    const last = can("read") ? (await at.get("/jobs", { task: one.task, order: "newest", limit: MOST_SAMPLES })).jobs : [];
+    const samples = last.map((/** @type {any} */ job) => ({ name: `${job.state}, ${span(Math.max(1, (clock.now() - new Date(job.created_at).getTime()) / 1000))} old`, load: async () => JSON.stringify((await at.get(`/jobs/${job.id}`, { payload: true })).payload ?? null, null, 2) }));
+    const made = await ask({ title: `Try ${one.task}`, go: "Queue", text: "A job of this task, in the queue default.", fields: [{ name: "payload", label: "Payload (JSON)", long: true, value: "null", samples }], act: (given) => at.post("/jobs", { task: one.task, payload: json(given.payload, "The payload") }) });
     if (!made) return "";
     location.hash = `/job/${one.tenant}/${made.id}`;
     return "queued";
@@ -326,7 +329,7 @@ export function Tokens({ tenant }) {
       { name: "Allows", show: (/** @type {any} */ one) => one.scopes.map((/** @type {string} */ scope) => html`<span class="tag">${scope}</span> `) },
       { name: "Made", tight: true, wide: true, show: (/** @type {any} */ one) => html`<${Time} at=${one.created_at} />` },
       { name: "Expires", tight: true, show: (/** @type {any} */ one) => (one.expires_at ? html`<${Time} at=${one.expires_at} />${new Date(one.expires_at).getTime() < now ? html` <span class="badge bad">expired</span>` : ""}` : "never") },
-      { name: "", tight: true, show: (/** @type {any} */ one) => html`<${Action} kind="danger" run=${removal(one)}>Remove<//>` },
+      { name: "", tight: true, show: (/** @type {any} */ one) => html`<div class="doing"><${Action} kind="danger" run=${removal(one)}>Remove<//></div>` },
     ]} /></section></div>`;
 }
 
@@ -345,7 +348,7 @@ export function Audit({ tenant }) {
   const rows = all.map((one, place) => ({ ...one, place: all.length - place })).filter((one) => `${one.by} ${one.note} ${one.action} ${what(one)} ${one.ids ?? ""}`.toLowerCase().includes(text.toLowerCase()));
   const further = async () => { const page = await api.get("/audit", { limit: LINES, after: beyond }); setMore((old) => [...old, ...page.entries]); setNext(page.next); };
   return html`<div class="head"><h1>Audit</h1><span class="dim">what was changed by hand, newest first</span><span class="grow"></span><input type="search" aria-label="Find in these lines" placeholder="Find in these lines" onInput=${(/** @type {any} */ event) => setText(event.target.value)} /></div><${Fault} fault=${list.fault} />
-    <section class="panel"><${Table} label="Audit log" rows=${list.data && rows} of=${(/** @type {any} */ one) => `${one.at} ${one.place}`} empty=${html`<${Empty} text=${text ? "No line has this." : "Nothing was changed by hand yet."} />`} columns=${[
+    <section class="panel"><${Table} label="Audit log" cards=${true} rows=${list.data && rows} of=${(/** @type {any} */ one) => `${one.at} ${one.place}`} empty=${html`<${Empty} text=${text ? "No line has this." : "Nothing was changed by hand yet."} />`} columns=${[
       { name: "When", tight: true, show: (/** @type {any} */ one) => html`<${Time} at=${one.at} />` },
       { name: "Who", tight: true, show: (/** @type {any} */ one) => html`${one.by}<div class="sub">${one.note}</div>` },
       { name: "What", tight: true, show: (/** @type {any} */ one) => html`<span class=${`badge ${/^(remove|delete|cancel|fail)/.test(one.action) ? "bad" : ""}`}>${one.action}</span>` },

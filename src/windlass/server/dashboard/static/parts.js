@@ -158,15 +158,15 @@ export const Use = ({ used, of, label }) => html`<div class=${`bar ${used >= of 
 
 /**
  * @param {{columns: {name: any, num?: boolean, tight?: boolean, wide?: boolean, fill?: boolean, show: (row: any) => any}[], rows?: any[],
- *   of: (row: any) => string, empty: any, label: string}} props
+ *   of: (row: any) => string, empty: any, label: string, cards?: boolean}} props `cards`: on a phone its rows are cards; those with buttons always are
  */
-export function Table({ columns, rows, of, empty, label }) {
+export function Table({ columns, rows, of, empty, label, cards }) {
   if (rows === undefined) return html`<div class="empty" aria-busy="true">…</div>`;
   if (!rows.length) return empty;
   const name = (/** @type {any} */ one) => [one.num && "num", one.tight && "tight", one.wide && "wide", one.fill && "fill"].filter(Boolean).join(" ");
-  return html`<div class="scroll" tabindex="0" role="region" aria-label=${label}><table>
+  return html`<div class="scroll" tabindex="0" role="region" aria-label=${label}><table class=${cards || columns.some((one) => one.name === "") ? "cards" : ""}>
     <thead><tr>${columns.map((one) => (one.name ? html`<th class=${name(one)} scope="col">${one.name}</th>` : html`<td class=${name(one)}></td>`))}</tr></thead>
-    <tbody>${rows.map((row) => html`<tr key=${of(row)}>${columns.map((one) => html`<td class=${name(one)}>${one.show(row)}</td>`)}</tr>`)}</tbody>
+    <tbody>${rows.map((row) => html`<tr key=${of(row)}>${columns.map((one) => html`<td class=${name(one)} data-name=${typeof one.name === "string" && one.name ? one.name : undefined}>${one.show(row)}</td>`)}</tr>`)}</tbody>
   </table></div>`;
 }
 
@@ -218,7 +218,7 @@ export function Toasts() {
 
 /**
  * @typedef {{name: string, label: string, value?: any, hint?: string, required?: boolean, long?: boolean, flag?: boolean,
- *   options?: string[], checks?: string[], suggested?: string[], number?: boolean}} Field
+ *   options?: string[], checks?: string[], suggested?: string[], number?: boolean, samples?: {name: string, load: () => Promise<string>}[]}} Field
  */
 
 /** @type {(asked: {title: string, text?: string, fields?: Field[], go: string, danger?: boolean, act?: (given: any) => Promise<any>}) => Promise<any>} */
@@ -272,7 +272,11 @@ function Input({ field: one }) {
       <input type="checkbox" name=${one.name} value=${option} defaultChecked=${(one.value ?? []).includes(option)} /> ${option}</label>`)}</div></fieldset>`;
   }
   if (one.flag) return html`<label class="check"><input type="checkbox" name=${one.name} defaultChecked=${!!one.value} /> ${one.label}</label>`;
-  if (one.long) return html`<label class="field">${one.label}<textarea name=${one.name} spellcheck="false" placeholder=${one.hint ?? ""} defaultValue=${String(one.value ?? "")}></textarea></label>`;
+  if (one.long) {
+    const take = (/** @type {() => Promise<string>} */ load) => async (/** @type {any} */ event) => { const { form } = event.target; form.elements[one.name].value = await load(); };
+    return html`<label class="field">${one.label}<textarea name=${one.name} spellcheck="false" placeholder=${one.hint ?? ""} defaultValue=${String(one.value ?? "")}></textarea></label>
+      ${one.samples?.length ? html`<div class="small dim">Take that of a job: ${one.samples.map((each) => html`<button type="button" class="plain link small" onClick=${take(each.load)}>${each.name}</button> `)}</div>` : ""}`;
+  }
   if (one.options) {
     return html`<label class="field">${one.label}<select name=${one.name}>${one.options.map((option) => html`
       <option value=${option} selected=${option === (one.value ?? "")}>${option || "as usual"}</option>`)}</select></label>`;
@@ -284,6 +288,19 @@ function Input({ field: one }) {
 
 /** Whether it is to be deleted, and so on. @param {string} title @param {string} text @param {string} go */
 export const sure = async (title, text, go) => (await ask({ title, text, go, danger: true })) !== null;
+
+/** Asks for how long and why, then pauses. @param {string} name @param {(pause: any) => Promise<any>} send */
+export const pause = (name, send) => async () => {
+  const done = await ask({
+    title: `Pause ${name}?`, text: "What runs goes on; what is queued waits.", go: "Pause",
+    fields: [{ name: "why", label: "Why", hint: "shown in listings" }, { name: "minutes", label: "For how many minutes (empty: until it is resumed)", number: true }],
+    act: (given) => send({ paused: true, why: given.why, ...(given.minutes ? { until: new Date(clock.now() + 60000 * Number(given.minutes)).toISOString() } : {}) }),
+  });
+  return done ? `${name} is paused` : "";
+};
+
+/** @param {{one: any}} props */
+export const Paused = ({ one }) => (one.paused ? html`<div class="sub warn-text">paused${one.since ? html` for <${Since} at=${one.since} />` : ""}${one.until ? html`, goes on <${Time} at=${one.until} />` : ""}${one.why ? `: ${one.why}` : ""}</div>` : null);
 
 /** A text of a form as JSON; what is wrong with it names the field. @param {string} text @param {string} label */
 export function json(text, label) {
@@ -345,6 +362,18 @@ function bar(row, series, x, slot, scale, height) {
     top -= tall;
     return html`<rect class=${series[index].kind} x=${x} y=${top} width=${Math.max(1, slot * 0.82)} height=${tall} />`;
   });
+}
+
+/**
+ * A row of bars, the newest at the right: how many there were, and how many of them were bad.
+ * @param {{all: number[], bad: number[], most: number}} props
+ */
+export function Spark({ all, bad, most }) {
+  const top = Math.max(1, ...all), sum = (/** @type {number[]} */ row) => row.reduce((total, one) => total + one, 0);
+  const text = `${number(sum(all))} ${sum(all) === 1 ? "run" : "runs"} in the last hour${sum(bad) ? `, ${number(sum(bad))} failed` : ""}`;
+  const tall = (/** @type {number} */ value) => (value ? Math.max(1.5, (value / top) * 20) : 0);
+  return html`<svg class="spark" viewBox=${`0 0 ${2 * most} 22`} role="img" aria-label=${text}><title>${text}</title><line class="axis" x1="0" x2=${2 * most} y1="21.5" y2="21.5" />
+    ${all.map((value, place) => { const x = 2 * (most - all.length + place); return html`<rect class="ok" x=${x} y=${21 - tall(value)} width="1.6" height=${tall(value)} /><rect class="bad" x=${x} y=${21 - tall(bad[place])} width="1.6" height=${tall(bad[place])} />`; })}</svg>`;
 }
 
 /** @param {(number[] | null)[]} values @param {number} index @param {number} slot @param {(value: number) => number} place */

@@ -20,9 +20,12 @@ from subprocess import DEVNULL
 from windlass.model.admission import check_left_files
 from windlass.model.names import MOST_FILES
 from windlass.model.wire import MOST_RESULT
-from windlass.worker.linux import children, end_children_but
+from windlass.worker.linux import children, end_children_but, end_marked
 
 SPAN = 2**28
+
+LEFTOVERS_WITHIN = 2.0
+"""Seconds that killed leftovers get to end."""
 
 
 class Users:
@@ -197,11 +200,15 @@ async def _run(program: str, *arguments: str) -> int:
     return await process.wait()
 
 
-def end_leftovers(uid: int) -> None:
+def end_leftovers(uid: int | None, folder: str) -> None:
     """Kill what is left of a tenant's code whose monitor was killed: it has become a child of this process.
 
-    It is known by its user, so this works only where the worker runs as root. Children of living monitors are not ours.
+    It is known by its user; where the worker could not choose one, by the home that it was started with, which a
+    program can change. Children of living monitors are not ours.
     """
+    if uid is None:
+        end_marked(f"HOME={folder}", LEFTOVERS_WITHIN)
+        return
 
     def others() -> list[int]:
         return [pid for pid in children(os.getpid()) if _user_of(pid) != uid]
