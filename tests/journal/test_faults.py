@@ -197,7 +197,7 @@ def windlass(*command: str) -> "subprocess.CompletedProcess[str]":
 async def test_verify_fails_where_nothing_can_be_read(tmp_path: Path) -> None:
     await filled(tmp_path, 3)
     path = journal_file(tmp_path)
-    overwrite(path, 1)
+    overwrite(path, 1, b"\xa5" * path.stat().st_size)
     verified = windlass("verify", str(tmp_path))
     assert verified.returncode == 1
     assert f"{path.name}: damaged" in verified.stdout

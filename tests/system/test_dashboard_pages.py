@@ -426,6 +426,25 @@ def test_a_schedule_is_made_run_paused_and_removed(dashboard: Dashboard) -> None
     expect(page.get_by_text("No schedules.")).to_be_visible()
 
 
+@on_one_store
+def test_on_a_phone_a_row_with_buttons_is_no_wider_than_the_page(dashboard: Dashboard) -> None:
+    dashboard.queued(queue="renders")
+    tiers = [{"name": "short", "seconds": 10}, {"name": "long", "seconds": 600, "cap": 1}]
+    dashboard.ask("PATCH", "/queues/renders", {"tiers": tiers})
+    dashboard.ask("PUT", "/limits/bank", {"running": 1, "match": {"task": "charge"}})
+    dashboard.failed("refused")
+    page = dashboard.page(viewport={"width": 390, "height": 844})
+    for path in ("queues", "limits", "failures", "tokens", "audit"):
+        page.goto(f"/#/{path}")
+        table = page.locator("main table.cards")
+        expect(table).to_be_visible()
+        widths = "one => [one.parentElement.scrollWidth, one.parentElement.clientWidth]"
+        needed, there = table.evaluate(widths)
+        assert needed <= there, path
+        tall = table.locator("button").evaluate_all("all => all.map(one => one.getBoundingClientRect().height)")
+        assert all(height < 40 for height in tall), path
+
+
 # Failures, handlers, tokens, audit
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from windlass.engine.context import EngineContext
-from windlass.engine.estimate.forecast import forecast_for_new_job, forecast_in_time, get_forecast
+from windlass.engine.estimate.forecast import brief_forecast, forecast_for_new_job, forecast_in_time, get_forecast
 from windlass.engine.estimate.learn import loop_time, median_errors
 from windlass.engine.estimate.stats import FIRST, Forecast, LaneName, QueuePlace, forecast_name
 from windlass.engine.handlers import unable
@@ -44,8 +44,10 @@ async def get_estimate(context: EngineContext, operation: GetEstimate) -> Estima
     return replace(found, name=await unable(context, job)) if found.why is Why.HANDLER else found
 
 
-async def get_queue_estimate(context: EngineContext, operation: GetQueueEstimate) -> QueueEstimate:
-    known = await get_forecast(context, operation.queue)
+async def get_queue_estimate(
+    context: EngineContext, operation: GetQueueEstimate, *, brief: bool = False
+) -> QueueEstimate:
+    known = await (brief_forecast if brief else get_forecast)(context, operation.queue)
     found = _of_new_job(known, (operation.tenant, "", ""), 0)
     total = sum(known.waiting.values())
     return QueueEstimate(

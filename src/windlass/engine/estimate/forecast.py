@@ -60,6 +60,11 @@ async def get_forecast(context: EngineContext, queue: str, *, shared: bool = Fal
     return await _begun_after(context, queue, asked)
 
 
+async def brief_forecast(context: EngineContext, queue: str) -> Forecast:
+    """A rough one from counts, which is not kept: for a caller who asks about more jobs than forecasts may list."""
+    return await _read_and_replay(context, queue, SMALL)
+
+
 async def forecast_for_new_job(
     context: EngineContext, queue: str, *, exact: bool = False, oldest: float = 0.0
 ) -> Forecast | None:

@@ -11,6 +11,7 @@ from msgspec import UNSET
 from msgspec.structs import asdict, replace
 
 from windlass.engine.context import EngineContext
+from windlass.engine.estimate import stats
 from windlass.engine.estimate.answers import get_queue_estimate
 from windlass.engine.estimate.learn import median_errors
 from windlass.engine.flow.apply import MOST_REGROUPED, apply_config, is_paused, paused_since, regroup_jobs
@@ -214,7 +215,13 @@ async def list_queues(context: EngineContext, operation: Queues) -> list[QueueCa
         return cards
     busy = [card.queue for card in cards if card.states.get(State.QUEUED) or card.states.get(State.RUNNING)]
     left_out = set(busy[MOST_WAITS:])
-    return list(await asyncio.gather(*(with_waits(context, card, known=card.queue not in left_out) for card in cards)))
+    # Forecasts that cannot be kept together would push each other out, and each question would make all of them.
+    brief = sum(card.states.get(State.QUEUED, 0) for card in cards) > stats.MOST_FORECAST_JOBS
+    return list(
+        await asyncio.gather(
+            *(with_waits(context, card, known=card.queue not in left_out, brief=brief) for card in cards)
+        )
+    )
 
 
 async def _queue_cards(context: EngineContext, tenant: str) -> list[QueueCard]:
@@ -246,11 +253,12 @@ async def _queue_cards(context: EngineContext, tenant: str) -> list[QueueCard]:
     ]
 
 
-async def with_waits(context: EngineContext, card: QueueCard, *, known: bool = True) -> QueueCard:
+async def with_waits(context: EngineContext, card: QueueCard, *, known: bool = True, brief: bool = False) -> QueueCard:
     """The queue with how long its jobs wait. A queue that no job is in costs nothing."""
     if not known or not (card.states.get(State.QUEUED) or card.states.get(State.RUNNING)):
         return replace(card, waits=QueueWaits(seconds=0.0 if known and card.workers else None))
-    estimate = await get_queue_estimate(context, GetQueueEstimate(tenant=card.tenant, queue=card.queue))
+    asked = GetQueueEstimate(tenant=card.tenant, queue=card.queue)
+    estimate = await get_queue_estimate(context, asked, brief=brief)
     oldest = None
     if card.states.get(State.QUEUED):
         page = await context.store.jobs.list(ListScope(card.tenant, card.queue, frozenset({State.QUEUED})), None, 1)

@@ -11,7 +11,7 @@ import re
 import stat
 import struct
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -87,6 +87,9 @@ LOCK_FORMAT = "hhqqi4x"
 
 DAMAGE = (apsw.CorruptError, apsw.NotADBError)
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+SIZE_VALID_FOR = slice(92, 96)
+"""In the first page: the change that wrote the size of the file into it."""
 
 SALVAGE_AT_ONCE = 1000
 MOST_UNREADABLE = 100_000
@@ -562,7 +565,43 @@ def _examined(path: Path) -> Iterator[Row | JournalFinding]:
                 yield JournalFinding(path, f"damaged: {line}")
             yield from _walk(sql, path, log)
     except DAMAGE as fault:
+        yield from _without_first_page(path, log, fault)
+
+
+def _without_first_page(path: Path, log: LogDamage | None, fault: apsw.Error) -> Iterator[Row | JournalFinding]:
+    """What can be read of a file that SQLite does not even open.
+
+    Its first page names the tables and where they are, which is the same in each journal: that of an empty one does
+    as well. The log is not read: without its file it does not say what it changes.
+    """
+    newest = 0
+    try:
+        with closing(_with_first_page_of_an_empty_one(path)) as sql:
+            yield JournalFinding(path, f"damaged ({fault}); read without its first page")
+            for found in _walk(sql, path, log):
+                newest = max(newest, found.last)
+                yield found
+    except (*DAMAGE, MemoryError):
         yield JournalFinding(path, f"damaged ({fault}); nothing in it can be read", 1, open_ended=True)
+        return
+    if _log_of(path).exists() and _log_of(path).stat().st_size:
+        yield JournalFinding(path, "damaged at its end", newest + 1, open_ended=True)
+
+
+def _with_first_page_of_an_empty_one(path: Path) -> apsw.Connection:
+    with closing(apsw.Connection(":memory:")) as empty:
+        empty.execute("PRAGMA auto_vacuum = INCREMENTAL")
+        _make_tables(empty)
+        page = bytearray(empty.serialize("main")[: int(empty.pragma("page_size"))])
+    page[SIZE_VALID_FOR] = b"\xff" * 4  # no change has this number: the size is that of the file
+    sql = apsw.Connection(":memory:")
+    try:
+        sql.deserialize("main", bytes(page) + path.read_bytes()[len(page) :])
+        sql.execute("SELECT 1 FROM batches LIMIT 0").fetchall()
+    except BaseException:
+        sql.close(True)
+        raise
+    return sql
 
 
 def _log_damage(path: Path) -> LogDamage | None:
@@ -773,6 +812,8 @@ def _salvage(path: Path) -> list[JournalFinding]:
 
 def _unconfirmed(path: Path) -> list[_Gap]:
     with suppress(*DAMAGE), _reading(path, _log_damage(path)) as sql:
+        return [gap for gap in _gaps(sql) if gap.reason == "unconfirmed"]
+    with suppress(*DAMAGE, MemoryError), closing(_with_first_page_of_an_empty_one(path)) as sql:
         return [gap for gap in _gaps(sql) if gap.reason == "unconfirmed"]
     return []
 
