@@ -17,6 +17,9 @@ LONGEST = (
     "test_load",
     "test_scoreboard",
     "test_reclaim_guard",
+    "test_killed_schedulers",
+    "test_steps",
+    "test_blueque",
 )
 """Modules with tests of many seconds. They come first, so that no long test is left when all others are done."""
 

@@ -597,7 +597,7 @@ class Task(Generic[P, R, C]):
         ids = [id for answer in answers for id in answer.ids]
         handles: list[Job[R]] = []
         for new, id in zip(news, ids, strict=True):
-            created: bool | None = named or id == new.id  # as with one
+            created: bool | None = named or id == new.id  # of the others, no other call has sent this id
             if id in there:
                 created = None if again else False
             elif named:

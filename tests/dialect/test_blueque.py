@@ -239,7 +239,7 @@ def test_s1_31_a_client_ends_a_started_task_and_its_process_is_stopped(
     until(lambda: client.task(id)["status"] == "started" and bridged.harness.notes("ran"))
     job = bridged.job()
     if away:
-        bridge.destroy()
+        bridged.kill(bridge)
     client.end_by_hand(id, status, field, "by hand")
     if away:
         bridged.bridge()
@@ -268,7 +268,7 @@ def test_s1_31_what_a_client_wrote_stands_though_the_job_has_ended_itself(bridge
     bridge = bridged.bridge()
     id = client.submit("wait")
     until(lambda: client.task(id)["status"] == "started" and bridged.harness.notes("ran"))
-    bridge.destroy()
+    bridged.kill(bridge)
     job = bridged.job()
     bridged.go()
     assert job.result(timeout=PATIENCE) == "wait"

@@ -200,7 +200,10 @@ def try_out(
         there = {name: known[name] for name in case.path_parameters if name in known and len(str(case.body)) % 2}
         tenant = {"tenant": "default"} if "tenant" in case.path_parameters else {}
         case.path_parameters = {**case.path_parameters, **there, **tenant}
+        # No request waits, which would take up to a minute.
         case.query |= {name: 0 for name in ("wait", "timeout") if name in case.query}
+        if isinstance(case.body, dict) and "wait" in case.body:
+            case.body["wait"] = 0
         headers = {"authorization": f"Bearer {running.token}", "accept": JSON}
         if len(str(case.query)) % 2 or case.headers:
             headers |= now_and_then

@@ -129,6 +129,11 @@ class BridgedQueue:
         bridge.hear("serves")
         return bridge
 
+    def kill(self, bridge: Worker) -> None:
+        """Kill a bridge; the next one gets its name after a second, not after fifteen."""
+        bridge.destroy()
+        assert self.client.redis.expire(f"blueque_bridge_{self.client.queue}_lock", 1)
+
     def job(self) -> Job[str]:
         """The only one that the bridge has made."""
         (record,) = self.harness.app.jobs()
