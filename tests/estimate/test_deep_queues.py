@@ -9,7 +9,7 @@ import pytest
 from msgspec import Raw
 
 from tests.estimate.test_estimates import estimate, teach
-from tests.support.drained_journals import journaled_at
+from tests.support.drained_journals import caught_up, journaled_at
 from tests.support.engines import enqueue, register
 from tests.support.patience import PATIENCE
 from tests.support.push_servers import Station
@@ -271,12 +271,12 @@ async def test_over_a_journal_the_first_job_of_a_deep_queue_gets_an_estimate_at_
         limit = NewLimit(match=Which(queue="default", payload={"slow": True}), running=1)
         await service(PutLimit(name="one", limit=limit))
         await fill(service)
-        await service(GetQueueEstimate(queue="other"))  # by now the store has them all
+        await caught_up(service)
         waits = [(await knock(service)).estimate for _ in range(3)]
         assert waits == pytest.approx([1500.0] * 3, rel=0.1)
         bound = Raw(wire.encode({"slow": True}))
         await fill(service, 2000, payload=bound)
-        await service(GetQueueEstimate(queue="default"))
+        await caught_up(service)
         service._engine.context.stats.forecasts.clear()
         assert (await knock(service, payload=bound)).estimate == pytest.approx(4000 + 1000, rel=0.3)
 

@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from urllib.parse import urlsplit
 
 import pytest
+import uvloop
 from starlette.types import Message
 
 from tests.support.http_servers import LOCAL
@@ -17,6 +18,7 @@ from windlass.model.job import Job
 from windlass.model.operations import Alive, Claim, Claimed, Register, Renew
 from windlass.model.output import MOST_CHUNK, NewChunk, Progress
 from windlass.model.worker import NewWorker
+from windlass.server.http_server import reset
 from windlass.server.streams import MOST_BUFFERED, PIECE, SendQueue, Stream
 
 SMALL = 4096
@@ -180,3 +182,26 @@ async def test_a_connection_holds_no_more_than_a_piece_of_what_others_get_too() 
     await stream({"type": "http"}, receive, send)
     assert b"".join(written) == frame
     assert max(map(len, written)) <= PIECE
+
+
+class UntilLost(asyncio.Protocol):
+    def __init__(self) -> None:
+        self.lost = asyncio.Event()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.lost.set()
+
+
+def test_a_connection_that_is_closed_already_can_be_reset() -> None:
+    async def reset_closed() -> None:
+        here, there = socket.socketpair()
+        with there:
+            transport, link = await asyncio.get_running_loop().create_connection(UntilLost, sock=here)
+            known = transport.get_extra_info("socket")
+            transport.abort()
+            await link.lost.wait()
+            assert known.fileno() == -1
+            reset(transport)
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(reset_closed())

@@ -122,7 +122,7 @@ async def test_the_redis_scrubber_sees(damage: str, redis_server: Server, new_pr
 
 SQLITE_DAMAGE = {
     "a lost lease": "DELETE FROM lease WHERE job = (SELECT min(job) FROM lease)",
-    "a stray lease": "INSERT INTO lease SELECT seq, 'w', x'0000000000000000', 1 FROM job WHERE state = 2 LIMIT 1",
+    "a stray lease": "INSERT INTO lease SELECT seq, 'w', x'0000000000000000', 1, NULL FROM job WHERE state = 2 LIMIT 1",
     "a lost counter": "UPDATE lane SET queued = queued + 1",
     "a stray payload": "INSERT INTO payload VALUES (999, x'00')",
     "a stray result": "INSERT INTO result VALUES (999, 0, 'x', x'00')",

@@ -54,6 +54,16 @@ async def test_it_stands_beside_what_ran_the_job(world: World) -> None:
     assert (found.usage, found.node, found.sandbox, found.handler_version) == (None, taken.job.node, "limits", 5)
 
 
+@pytest.mark.parametrize("used", [USED, SHARED], ids=["alone", "shared"])
+async def test_what_ran_the_job_may_be_said_first_when_it_ends(world: World, used: RunUsage) -> None:
+    await world.add()
+    taken = await world.take()
+    await world.touch(taken, usage=used)
+    assert await world.succeed(taken, ran=HandlerRun("confined", 3))
+    found = await world.job(taken.job.id)
+    assert (found.usage, found.node, found.sandbox, found.handler_version) == (None, taken.job.node, "confined", 3)
+
+
 async def succeed(world: World, run: Record) -> bool:
     return await world.succeed(run)
 

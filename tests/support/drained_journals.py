@@ -38,6 +38,15 @@ async def journaled_at(url: str, folder: Path, prefix: str = "wl") -> AsyncItera
         yield service
 
 
+async def caught_up(service: Journaled) -> None:
+    """Wait until the store has what was accepted: a caller waits no more than a second for that."""
+
+    async def has_all() -> bool:
+        return service._drainer.reached >= service._journal.last
+
+    await until(has_all)
+
+
 async def until(done: Callable[[], Awaitable[bool]], within: float = PATIENCE) -> None:
     async with asyncio.timeout(within):
         while not await done():

@@ -122,7 +122,8 @@ class Board:
 
     def diary(self) -> list[Entry]:
         path = self.folder / "diary"
-        lines = path.read_text().splitlines() if path.exists() else []
+        text = path.read_text() if path.exists() else ""
+        lines = text[: text.rfind("\n") + 1].splitlines()  # the last one may be half written
         words = [line.split() for line in lines]
         return [Entry(what, int(n), int(attempt), int(pid), float(at)) for what, n, attempt, pid, at in words]
 

@@ -235,7 +235,7 @@ def reset(transport: asyncio.Transport) -> None:
 def _set_option(transport: asyncio.Transport, option: int, value: int | bytes) -> None:
     link = transport.get_extra_info("socket")
     if link is not None:
-        with suppress(OSError):
+        with suppress(OSError, ValueError):  # it is closed already; uvloop raises the latter
             link.setsockopt(SOL_SOCKET, option, value)
 
 

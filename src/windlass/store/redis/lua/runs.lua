@@ -212,7 +212,7 @@ local last
 local function ending_of(early, late, code, finished, flags, ran)
   if last.early ~= early or last.late ~= late or last.code ~= code or last.finished ~= finished or last.flags ~= flags or last.ran ~= ran then
     local whose = late.whose
-    if ran ~= '' then whose = late.worker .. '\0' .. string.match(whose, '^[^%z\31]*', #late.worker + 2) .. ran .. '\0' end
+    if ran ~= '' then whose = late.worker .. '\0' .. string.match(whose, '^[^%z\30\31]*', #late.worker + 2) .. ran .. '\0' end
     local run = early.start .. struct.pack('>I8H', finished, code) .. whose
     local head = struct.pack('>BBBI', SUCCEEDED, 0, flags, early.attempt) .. early.crashes .. struct.pack('>I8', now) .. early.due
       .. struct.pack('>H', #run)
