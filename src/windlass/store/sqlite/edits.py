@@ -12,7 +12,10 @@ from windlass.store.flow import StaleRules
 from windlass.store.sqlite.jobs import LARGEST_INLINE
 from windlass.store.sqlite.transaction import ENDED, QUEUED, STATES, Transaction
 
-_EDIT = "UPDATE job SET edits = edits + 1, annotations = nullif(?2, x''), updated_at = coalesce(?3, updated_at) WHERE seq = ?1"
+_EDIT = """
+    UPDATE job SET edits = edits + 1, annotations = nullif(?2, x''), updated_at = coalesce(?3, updated_at)
+    WHERE seq = ?1
+"""
 _REWRITE = """
     UPDATE job SET lane = ?2, priority = ?3, terms = ?4, size = ?5, payload = ?6, tenant_queue = ?7 WHERE seq = ?1
 """
