@@ -485,7 +485,8 @@ class ModelJobs:
         if (change := move.edit) is not None:
             if change.new is not None:
                 self._rewrite(entry, change, change.new, now)
-            entry.change(edits=entry.job.edits + 1, annotations=dict(change.annotations), updated_at=now)
+            updated_at = entry.job.updated_at if entry.job.state in FINISHED else now
+            entry.change(edits=entry.job.edits + 1, annotations=dict(change.annotations), updated_at=updated_at)
 
     def _rewrite(self, entry: Entry, change: JobEdit, new: NewJob, now: datetime) -> None:
         if change.group_epoch != self.bounds.rules.group_epoch:

@@ -70,6 +70,26 @@ async def test_they_change_nothing_but_the_time_of_the_last_change(world: World)
     assert await scrub(world.store) == []
 
 
+async def test_a_job_that_has_ended_is_kept_no_longer_for_them(world: World) -> None:
+    """The record of a success whose result goes first is kept from its end on, not from the last note about it."""
+    with_result, read, without = [
+        await world.add(keep_result_for=5, keep_success=10, keep_result=keep) for keep in ("keep", "once", "keep")
+    ]
+    for _ in range(3):
+        taken = await world.take()
+        assert await world.succeed(taken, None if taken.job.id == without else b"42")
+    ended = world.clock.now()
+    assert await world.result(read) is not None
+    for seconds, left in ((4, 3), (4, 3), (2, 0)):
+        world.clock.advance(seconds)
+        for id in (with_result, read, without):
+            assert await annotate(world, id, {"after": str(seconds)})
+            assert (await world.job(id)).updated_at == ended
+        assert await scrub(world.store) == []
+        await world.store.jobs.sweep(Sweep.PURGE, 10)
+        assert len(await world.jobs()) == left
+
+
 async def test_of_two_changes_at_once_one_is_refused(world: World) -> None:
     id = await world.add()
     done = await asyncio.gather(*(annotate(world, id, {"by": name}, 0) for name in "ab"))

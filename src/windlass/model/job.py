@@ -127,7 +127,7 @@ class Job(Terms, frozen=True, kw_only=True, omit_defaults=False, gc=False):
     created_at: datetime
     """When the store accepted it. Never changes."""
     updated_at: datetime
-    """When its state, reason, pid or progress last changed, or it was adopted or edited."""
+    """When its state, reason, pid or progress last changed, or it was adopted or, before its end, edited."""
     run_at: datetime | None = None
     """It does not run before this: its delay, or its next re-run. Null if it never had to wait."""
     started_at: datetime | None = None

@@ -10,9 +10,12 @@ from windlass.model.unique import edit_refused, settle
 from windlass.store.encoding import pack_annotations, pack_terms
 from windlass.store.flow import StaleRules
 from windlass.store.sqlite.jobs import LARGEST_INLINE
-from windlass.store.sqlite.transaction import QUEUED, STATES, Transaction
+from windlass.store.sqlite.transaction import ENDED, QUEUED, STATES, Transaction
 
-_EDIT = "UPDATE job SET edits = edits + 1, annotations = nullif(?2, x''), updated_at = ?3 WHERE seq = ?1"
+_EDIT = """
+    UPDATE job SET edits = edits + 1, annotations = nullif(?2, x''), updated_at = coalesce(?3, updated_at)
+    WHERE seq = ?1
+"""
 _REWRITE = """
     UPDATE job SET lane = ?2, priority = ?3, terms = ?4, size = ?5, payload = ?6, tenant_queue = ?7 WHERE seq = ?1
 """
@@ -51,7 +54,8 @@ def edit(tx: Transaction, job: EditedRow, change: JobEdit) -> tuple[int, int]:
     tx.check_room(len(packed))
     if change.new is not None:
         where = _rewrite(tx, job, change, change.new)
-    tx.run(_EDIT, where[0], packed, tx.now)
+    # The record of a job that has ended is kept from `updated_at` on: an annotation must not prolong that.
+    tx.run(_EDIT, where[0], packed, None if job.state in ENDED else tx.now)
     return where
 
 

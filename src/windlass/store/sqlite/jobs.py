@@ -465,7 +465,8 @@ def _drop_replaced(tx: Transaction, jobs: Sequence[LastJob]) -> list[bytes]:
 # --- Results ------------------------------------------------------------------------------------------
 #
 # Where a record outlives its result, the keep clock has two stages: `purge_at` is first the result's time, then the
-# record's. Reading a result checks it too, for a purge may be late.
+# record's, which counts from `updated_at`: nothing may change that after the end. Reading a result checks the clock
+# too, for a purge may be late.
 
 DEFAULT_TERMS = Terms(task="any")
 

@@ -358,7 +358,7 @@ end
 local function note_edit(job, change)
   redis.call('SET', K .. 'n' .. job.id, struct.pack('>I', change.number + 1) .. change.annotations)
   mark(job, EXTRAS)
-  job[UPDATED] = now
+  if job[STATE] <= PENDING then job[UPDATED] = now end -- later it says from when on the record is kept
 end
 
 -- List a job in another tenant queue, as the last one that arrived there.
