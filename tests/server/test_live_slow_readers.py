@@ -130,7 +130,7 @@ async def test_who_reads_slowly_but_reads_is_not(hub: Station) -> None:
             alive = [Alive(id=one.job.id, token=one.token, progress=progress) for one in claimed]
             await hub.client(Renew(worker=worker, jobs=alive))
             async with asyncio.timeout(PATIENCE):
-                while heard < (n + 1) << 14:  # less than what has been sent by now: twenty notes of 1,000 bytes each time
+                while heard < (n + 1) << 14:  # twenty notes of 1,000 bytes have been sent each time
                     heard += len(await loop.sock_recv(link, 1 << 14))
         assert hub.engine.feed._watchers
 
