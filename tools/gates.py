@@ -25,7 +25,7 @@ SIX, MOST_LINES_FIRST = 6, 1200
 READ_FIRST = re.compile(r"\]\((src/windlass/[\w/]+\.py)\)")
 
 MOST_SAME_NAMES = 10
-TRIES = 20
+TRIES = 8
 
 SAME_NAMES: dict[str, str] = {
     "Connection": "each store has one; neither knows the other",
