@@ -40,7 +40,7 @@ from windlass.model.worker import NewWorker
 from windlass.server.formats import TYPES
 from windlass.server.requests import RequestLimits
 
-S = TypeVar("S", Finished, FinishByHand)
+S = TypeVar("S", Finished, FinishByHand, Edit)
 J = TypeVar("J", Job, NewJob)
 
 NULL: dict[Format, Raw] = {"json": Raw(b"null"), "msgpack": Raw(b"\xc0")}
@@ -100,22 +100,14 @@ def _labelled(value: Any, form: Format) -> Any:
             return value
 
 
-def labelled_result(report: S, form: Format) -> S:
-    """A report with the content type of its result, which comes as its bytes or text if it is of another format."""
-    if not isinstance(report.result, Raw):
-        return report
-    if report.content_type in (MSGPACK, TYPES[form]):
-        return replace(report, content_type=TYPES[form])
-    return replace(report, result=_unwrapped(report.result, report.content_type, form, "result"))
-
-
-def labelled_payload(operation: Edit, form: Format) -> Edit:
-    """An edit with the content type of its payload, which comes as those of new jobs do."""
-    if not isinstance(operation.payload, Raw):
+def with_content_type(operation: S, form: Format, field: str) -> S:
+    """An operation with the content type of this field, which comes as its bytes or text if it is of another format."""
+    value = getattr(operation, field)
+    if not isinstance(value, Raw):
         return operation
     if operation.content_type in (MSGPACK, TYPES[form]):
         return replace(operation, content_type=TYPES[form])
-    return replace(operation, payload=_unwrapped(operation.payload, operation.content_type, form, "payload"))
+    return replace(operation, **{field: _unwrapped(value, operation.content_type, form, field)})
 
 
 def _labelled_job(new: NewJob, form: Format, depth: int = 0) -> NewJob:
@@ -137,7 +129,7 @@ def _labelled_job(new: NewJob, form: Format, depth: int = 0) -> NewJob:
 
 
 def _labelled_report(report: Finished, form: Format) -> Finished:
-    return replace(labelled_result(report, form), jobs=[_labelled_job(new, form) for new in report.jobs])
+    return replace(with_content_type(report, form, "result"), jobs=[_labelled_job(new, form) for new in report.jobs])
 
 
 def _unwrapped(raw: Raw, content_type: str, form: Format, at: str) -> Raw:

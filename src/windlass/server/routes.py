@@ -158,8 +158,8 @@ class Routes:
             rest = bodies.decode(data or (b"{}" if form == "json" else b"\x80"), shape.struct, form)
             operation = shape.build(tenant, path, rest, None)
             if isinstance(operation, FinishByHand):
-                return bodies.labelled_result(operation, form)
-            return bodies.labelled_payload(operation, form) if isinstance(operation, Edit) else operation
+                return bodies.with_content_type(operation, form, "result")
+            return bodies.with_content_type(operation, form, "payload") if isinstance(operation, Edit) else operation
         body = bodies.decode(data, shape.hints[shape.body], form)
         return shape.build(tenant, path, self._query(shape, request), body)
 
