@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support.stores import VirtualClock
-from tests.support.worker_harness import ON_A_FILE, WorkerHarness, until
+from tests.support.worker_harness import WorkerHarness, until
 from windlass.job_handle import Job
 from windlass.model.handler import NewHandler
 from windlass.model.job import State
@@ -72,7 +72,6 @@ def test_what_a_job_puts_out_is_counted_though_it_shares_its_process(harness: Wo
     assert harness.ended(job).usage is None
 
 
-@ON_A_FILE
 def test_the_worker_that_adopts_a_job_goes_on_measuring_it(harness: WorkerHarness) -> None:
     job = harness.tasks.lasting.enqueue(megabytes=100)
     worker = harness.start(lease=LEASE)
@@ -98,7 +97,6 @@ def run(payload):
 """
 
 
-@ON_A_FILE
 def test_a_handler_shows_what_its_process_uses(harness: WorkerHarness) -> None:
     handler = NewHandler(lang="python", body=SLOW)
     harness.app.ask(PutHandler(tenant=harness.tenant, task="slow", handler=handler))
