@@ -153,6 +153,25 @@ def test_an_action_on_all_that_match_counts_first_and_says_how_far_it_is(dashboa
 
 
 @on_one_store
+def test_an_action_on_many_says_how_many_are_still_being_stopped(dashboard: Dashboard) -> None:
+    waiting = dashboard.queued()
+    _, one, _ = dashboard.running("slow")
+    dashboard.running("slower")
+    page = dashboard.page(path="/jobs")
+    page.get_by_label(f"Select {waiting}").click()
+    page.get_by_label(f"Select {one}").click()
+    press(page, "Cancel")
+    expect(page.get_by_text("1 cancelled, 1 is being stopped")).to_be_visible()
+    press(page, "Delete")
+    expect(page.get_by_role("dialog")).to_contain_text("2 run, and are stopped first")
+    page.get_by_role("dialog").get_by_role("button", name="Delete 3").click()
+    expect(page.get_by_text("1 deleted, 2 are being stopped")).to_be_visible()
+    page.goto(f"/#/job/{dashboard.tenant}/{dashboard.running('other')[1]}")
+    press(page, "Cancel")
+    expect(page.get_by_text("it is being stopped")).to_be_visible()
+
+
+@on_one_store
 def test_a_list_stands_still_while_jobs_are_selected(dashboard: Dashboard) -> None:
     ids = [dashboard.queued() for _ in range(4)]
     page = dashboard.page(path="/jobs")

@@ -50,7 +50,7 @@ export function Jobs({ tenant, can, query, stats }) {
   const every = rows.length > 0 && rows.every((job) => chosen.has(keyOf(job)));
   const selected = [...chosen.values()];
   const act = (/** @type {string} */ verb) => async () => {
-    const said = selected.length ? `${number(await onJobs(selected, verb))} ${ACTIONS[verb].past}` : await onAll(api, verb, parsed.query, text || "All jobs of this list.");
+    const said = selected.length ? done(verb, await onJobs(selected, verb)) : await onAll(api, verb, parsed.query, text || "All jobs of this list.");
     if (said) newest();
     return said;
   };
@@ -234,16 +234,24 @@ function exportUrl(tenant, query) {
   return `/dashboard/export/${encodeURIComponent(tenant)}/jobs.ndjson?${words}`;
 }
 
+/** What an action did: jobs that run are only ordered to stop. @param {string} verb @param {{changed: number, stopping?: number}} answer */
+function done(verb, { changed, stopping = 0 }) {
+  const ordered = `${number(stopping)} ${stopping === 1 ? "is" : "are"} being stopped`;
+  return [(changed > stopping || !stopping) && `${number(changed - stopping)} ${ACTIONS[verb].past}`, stopping && ordered].filter(Boolean).join(", ");
+}
+
 /** Act on some jobs, tenant by tenant. @param {any[]} jobs @param {string} verb */
 async function onJobs(jobs, verb) {
-  let changed = 0;
+  let changed = 0, stopping = 0;
   for (const tenant of new Set(jobs.map((job) => job.tenant))) {
     const ids = jobs.filter((job) => job.tenant === tenant).map((job) => job.id);
     for (let start = 0; start < ids.length; start += 500) {
-      changed += (await bulk(queue(tenant), verb, { ids: ids.slice(start, start + 500) })).changed;
+      const answer = await bulk(queue(tenant), verb, { ids: ids.slice(start, start + 500) });
+      changed += answer.changed;
+      stopping += answer.stopping ?? 0;
     }
   }
-  return changed;
+  return { changed, stopping };
 }
 
 /**
@@ -256,9 +264,10 @@ async function onAll(api, verb, query, about) {
   const wanted = statesOf(query).filter((state) => states.includes(state));
   if (!wanted.length) return `none of these can be ${past}`;
   const narrowed = { ...query, state: wanted };
-  const { changed: total } = await bulk(api, verb, { ...asMatch(narrowed), dry_run: true });
+  const { changed: total, stopping = 0 } = await bulk(api, verb, { ...asMatch(narrowed), dry_run: true });
   if (!total) return "no job to change";
-  if (!(await sure(`${name} ${number(total)} ${total === 1 ? "job" : "jobs"}?`, about, `${name} ${number(total)}`))) return "";
+  const text = stopping ? `${about} · ${number(stopping)} ${stopping === 1 ? "runs, and is" : "run, and are"} stopped first` : about;
+  if (!(await sure(`${name} ${number(total)} ${total === 1 ? "job" : "jobs"}?`, text, `${name} ${number(total)}`))) return "";
   let ended = false, least = total;
   const watch = async () => {
     while (!ended) {
@@ -269,7 +278,7 @@ async function onAll(api, verb, query, about) {
   };
   watch();
   try {
-    return `${number((await bulk(api, verb, asMatch(narrowed))).changed)} ${past}`;
+    return done(verb, await bulk(api, verb, asMatch(narrowed)));
   } finally {
     ended = true;
   }
