@@ -509,6 +509,16 @@ def test_a_group_of_failures_leads_to_its_jobs_and_is_deleted(dashboard: Dashboa
     assert [one["id"] for one in dashboard.ask("GET", "/jobs")["jobs"]] == [other]
 
 
+def test_a_group_of_failures_names_the_versions_of_its_handler(dashboard: Dashboard) -> None:
+    for version in (9, 10, 10):
+        dashboard.failed("no tax rate", "vat", handler_version=version)
+    dashboard.failed("refused")
+    page = dashboard.page(path="/failures")
+    row = page.get_by_role("row").filter(has_text="vat")
+    expect(row.locator(".tag")).to_have_text(["version 10: 2", "version 9: 1"])
+    expect(page.get_by_role("row").filter(has_text="mail").locator(".tag")).to_have_count(0)
+
+
 @on_one_store
 def test_a_handler_is_uploaded_changed_tried_and_removed(dashboard: Dashboard) -> None:
     page = dashboard.page(path="/handlers")

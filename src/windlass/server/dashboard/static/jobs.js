@@ -303,7 +303,9 @@ async function groupsOf(api) {
     scanned += found.scanned;
     for (const one of found.groups) {
       const name = `${one.tenant}/${one.fingerprint}`, known = groups.get(name);
-      groups.set(name, known ? { ...known, count: known.count + one.count, first_at: one.first_at < known.first_at ? one.first_at : known.first_at } : one);
+      const versions = { ...known?.versions };
+      for (const [version, count] of Object.entries(one.versions ?? {})) versions[version] = (versions[version] ?? 0) + count;
+      groups.set(name, known ? { ...known, versions, count: known.count + one.count, first_at: one.first_at < known.first_at ? one.first_at : known.first_at } : one);
     }
     after = found.next;
     if (!after) break;
@@ -328,7 +330,7 @@ export function Failures({ tenant, can }) {
   const columns = [
     { name: "Jobs", num: true, tight: true, show: (/** @type {any} */ group) => html`<b>${number(group.count)}</b>` },
     { name: "Failure", show: (/** @type {any} */ group) => html`<${JobsLink} q=${`state:failed fingerprint:${group.fingerprint}`}>${group.task}<//> <span class="badge bad">${group.type}</span>${group.where && html` <code class="dim">${group.where}</code>`}
-      ${tenant === "-" && html` <span class="tag">${group.tenant}</span>`}<div class="sub">${group.message}</div>
+      ${tenant === "-" && html` <span class="tag">${group.tenant}</span>`}<div class="sub">${group.message}</div><${Versions} of=${group.versions ?? {}} />
       ${open === name(group) && html`<${Sample} group=${group} />`}` },
     { name: "First", tight: true, wide: true, show: (/** @type {any} */ group) => html`<${Time} at=${group.first_at} />` },
     { name: "Last", tight: true, show: (/** @type {any} */ group) => html`<${Time} at=${group.last_at} />` },
@@ -338,6 +340,13 @@ export function Failures({ tenant, can }) {
   const sum = list.data?.groups.reduce((all, one) => all + one.count, 0);
   return html`<div class="head"><h1>Failures</h1>${list.data && html`<span class="dim">${number(sum)} failed ${sum === 1 ? "job" : "jobs"}, by task, error and place in the code${list.data.more ? `; the newest ${number(list.data.scanned)} were read` : ""}</span>`}</div><${Fault} fault=${list.fault} />
     <section class="panel"><${Table} label="Failures" rows=${list.data?.groups} of=${name} columns=${columns} empty=${html`<${Empty} text="Nothing has failed." />`} /></section>`;
+}
+
+/** Which versions of the handler failed, the newest first. @param {{of: Record<string, number>}} props */
+function Versions({ of }) {
+  const all = Object.entries(of).sort((a, b) => Number(b[0]) - Number(a[0]));
+  if (!all.length) return null;
+  return html`<div class="sub">handler ${all.map(([version, count]) => html`<span class="tag">version ${version}${all.length > 1 ? `: ${number(count)}` : ""}</span> `)}</div>`;
 }
 
 /** The newest job of a group. @param {any} props */
