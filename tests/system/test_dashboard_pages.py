@@ -415,7 +415,7 @@ def test_a_schedule_is_made_run_paused_and_removed(dashboard: Dashboard) -> None
     row = page.get_by_role("row").filter(has_text="nightly")
     expect(row).to_contain_text("0 3 * * * Europe/Rome")
     press(page, "Run now", row="nightly")
-    expect(page.get_by_text("queued", exact=True).first).to_be_visible()
+    expect(row).to_contain_text("queued, run by hand")
     press(page, "Pause", row="nightly")
     fill(page, Why="holidays")
     expect(row).to_contain_text("holidays")
@@ -426,6 +426,31 @@ def test_a_schedule_is_made_run_paused_and_removed(dashboard: Dashboard) -> None
     expect(page.get_by_text("No schedules.")).to_be_visible()
 
 
+def test_a_schedule_shows_its_last_runs_while_they_happen(dashboard: Dashboard) -> None:
+    dashboard.ask("PUT", "/schedules/rates", {"every": 86_400, "job": {"task": "rates", "queue": "bank"}})
+    asked: list[str] = []
+    page = dashboard.page(path="/schedules")
+    page.on("request", lambda one: asked.append(one.url) if "/schedules" in one.url else None)
+    row = page.get_by_role("row").filter(has_text="rates")
+    expect(row).to_contain_text("none yet")
+    cells = row.get_by_role("list", name="Last runs of rates").get_by_role("listitem")
+    for outcome in ("failed", "ok"):
+        dashboard.ask("POST", "/schedules/rates/run")
+        worker = dashboard.worker("bank")
+        (claimed,) = dashboard.ask("POST", f"/workers/{worker}/claim", {"slots": 1, "wait": 20})
+        expect(cells.last.get_by_role("link")).to_have_accessible_name(re.compile("running, run by hand, .* late$"))
+        id = claimed["job"]["id"]
+        dashboard.finish((worker, id, claimed["token"]), outcome)
+    expect(cells.last.get_by_role("link")).to_have_accessible_name(re.compile("succeeded, .* late, took "))
+    expect(cells).to_have_text(["✕", "✓"])
+    expect(row).to_contain_text("succeeded, run by hand")
+    assert all(url.endswith("/schedules") for url in asked), "one request for all schedules"
+    dashboard.ask("DELETE", f"/jobs/{id}")
+    expect(cells.last.get_by_role("img")).to_have_accessible_name(re.compile("its record is gone$"))
+    cells.first.get_by_role("link").click()
+    expect(page.get_by_role("heading", name="rates")).to_be_visible()
+
+
 @on_one_store
 def test_on_a_phone_a_row_with_buttons_is_no_wider_than_the_page(dashboard: Dashboard) -> None:
     dashboard.queued(queue="renders")
@@ -433,8 +458,11 @@ def test_on_a_phone_a_row_with_buttons_is_no_wider_than_the_page(dashboard: Dash
     dashboard.ask("PATCH", "/queues/renders", {"tiers": tiers})
     dashboard.ask("PUT", "/limits/bank", {"running": 1, "match": {"task": "charge"}})
     dashboard.failed("refused")
+    dashboard.ask("PUT", "/schedules/rates", {"every": 86_400, "overlap": "queue", "job": {"task": "rates"}})
+    for _ in range(15):
+        dashboard.ask("POST", "/schedules/rates/run")
     page = dashboard.page(viewport={"width": 390, "height": 844})
-    for path in ("queues", "limits", "failures", "tokens", "audit"):
+    for path in ("queues", "limits", "failures", "schedules", "tokens", "audit"):
         page.goto(f"/#/{path}")
         table = page.locator("main table.cards")
         expect(table).to_be_visible()
