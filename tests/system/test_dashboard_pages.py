@@ -123,6 +123,29 @@ def test_the_query_bar_completes_and_the_facets_narrow(dashboard: Dashboard) -> 
     expect(page).to_have_url(f"{dashboard.server.address}/#/jobs?q=queue%3Aof-mail")
 
 
+def test_a_facet_counts_what_runs_on_each_node(dashboard: Dashboard) -> None:
+    for node, queue in (("rack 1", "a"), ("rack 1", "b"), ("rack 2", "c")):
+        dashboard.running(queue, f"of-{queue}", dashboard.worker(queue, node=node))
+    dashboard.worker("d", node="idle")
+    shared = dashboard.ask("POST", "/workers", {"name": "w", "node": "shared"}, tenant="-")["worker"]
+    dashboard.queued()
+    page = dashboard.page(path="/jobs")
+    running = page.get_by_role("group", name="Running on")
+    expect(running.get_by_role("button")).to_have_text(["idle0", "rack 12", "rack 21", "shared"])
+    dashboard.ask("DELETE", f"/workers/{shared}", tenant="-")
+    running.get_by_role("button", name="rack 1").click()
+    expect(page).to_have_url(f"{dashboard.server.address}/#/jobs?q=state%3Arunning%20node%3A%22rack%201%22")
+    main = page.get_by_role("main")
+    expect(main.get_by_role("row")).to_have_count(3)
+    expect(main.get_by_role("link", name="of-a")).to_be_visible()
+    expect(running.get_by_role("button", name="rack 1")).to_have_attribute("aria-pressed", "true")
+    dashboard.running("e", "of-e", dashboard.worker("e", node="rack 1"))  # live
+    expect(main.get_by_role("row")).to_have_count(4)
+    expect(running.get_by_role("button", name="rack 1")).to_have_text("rack 13")
+    running.get_by_role("button", name="rack 1").click()
+    expect(page).to_have_url(f"{dashboard.server.address}/#/jobs")
+
+
 @on_one_store
 def test_a_query_that_names_no_field_says_which_there_are(dashboard: Dashboard) -> None:
     page = dashboard.page(path="/jobs?q=colour:red")
