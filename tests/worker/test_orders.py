@@ -88,7 +88,9 @@ def test_a_worker_that_is_ordered_to_stop_lets_its_jobs_end(harness: WorkerHarne
     assert "web-1: stopping" in order(harness, "stop", "web-1")
     worker.hear("ordered to stop")
     worker.hear("1 job gets 600 s to finish")
-    order(harness, "stop", "web-1")  # once more is not now
+    order(harness, "stop", "web-1")  # once more is not now,
+    order(harness, "pause", "web-1")
+    worker.hear("claiming paused by an order")  # nor is another order
     (harness.folder / "let go").touch()
     assert harness.ended(job).state is State.SUCCEEDED
     assert worker.ended() == 0
