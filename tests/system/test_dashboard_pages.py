@@ -336,6 +336,7 @@ def test_a_running_job_is_ended_by_hand_and_annotated(dashboard: Dashboard) -> N
     expect(page.get_by_role("button", name="Retry")).to_have_count(0)
     page.get_by_text("More", exact=True).click()
     press(page, "Delete")
+    dashboard.deleted.add(id)
     page.get_by_role("dialog").get_by_role("button", name="Delete").click()
     expect(page.get_by_text("No jobs yet.")).to_be_visible()
 

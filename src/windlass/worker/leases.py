@@ -154,7 +154,7 @@ class Leases:
         try:
             return await asking
         except asyncio.CancelledError:
-            if not self._hurried:
+            if not self._hurried or is_cancelled():  # both may come in the same round of the event loop
                 raise
             return Renewed()
         finally:
@@ -218,3 +218,9 @@ class Leases:
         while True:
             await self._clock.sleep(UPDATE_EVERY)
             self._runs.send_updates()
+
+
+def is_cancelled() -> bool:
+    """Whether the current task is to end."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

@@ -45,6 +45,7 @@ from windlass.model.worker import NewWorker, Worker, WorkerOrders, as_introduced
 from windlass.worker.claims import Registration
 from windlass.worker.contexts.frames import RunOutcome
 from windlass.worker.guarded import GuardedBackend
+from windlass.worker.leases import is_cancelled
 from windlass.worker.loop import WorkerLoop
 from windlass.worker.network import Network, check_url
 from windlass.worker.runs import ActiveRun, Stop, finished
@@ -601,10 +602,5 @@ class Push:
             log.exception("sending jobs to %s", dispatcher.worker.name)
         finally:
             found = self._dispatchers.get(dispatcher.worker.id)
-            if found is not None and found[0] is dispatcher and not _cancelled():
+            if found is not None and found[0] is dispatcher and not is_cancelled():
                 del self._dispatchers[dispatcher.worker.id]
-
-
-def _cancelled() -> bool:
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
