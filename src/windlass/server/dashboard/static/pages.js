@@ -4,7 +4,7 @@
 import { html, useState } from "./vendor/htm-preact-3.1.1.js";
 import { bytes, clock, number, queue, span, used, word } from "./api.js";
 import { NewWait, QueueName, Tiers, limitsOf, queueKey, queuesOf } from "./overview.js";
-import { Action, Empty, Fault, JobLink, JobsLink, Panel, Paused, Since, Spark, State, Table, Time, Use, ask, exact, json, moves, pause, pretty, sure, useAsked, useNow } from "./parts.js";
+import { Action, Empty, Fault, JobLink, JobsLink, Panel, Paused, Since, Spark, Table, Time, Use, ask, exact, json, moves, pause, pretty, sure, useAsked, useNow } from "./parts.js";
 
 /** Tiers as lines of a form: `short 10s 100%`. @param {any[]} tiers */
 const tierLines = (tiers) => tiers.map((one) => `${one.name} ${one.seconds} ${one.cap ?? "100%"}`).join("\n");
@@ -153,7 +153,7 @@ const times = (one) => (one.every ? `every ${span(one.every)}` : `${one.cron} ${
 /** @param {any} props */
 export function Schedules({ tenant, can }) {
   const api = queue(tenant);
-  const list = useAsked(() => api.get("/schedules"), [tenant]);
+  const list = useAsked(() => api.get("/schedules"), [tenant], 2000, moves);
   const of = (/** @type {any} */ one) => queue(one.tenant);
   const edit = (/** @type {any} */ one) => async () => {
     const done = await ask({
@@ -189,11 +189,36 @@ export function Schedules({ tenant, can }) {
     <section class="panel"><${Table} label="Schedules" rows=${list.data} of=${(/** @type {any} */ one) => `${one.tenant}/${one.name}`} empty=${html`<${Empty} text="No schedules. Declare one with @app.cron, or make one:" command="windlass schedules set nightly TASK --cron '0 3 * * *'" />`} columns=${[
       { name: "Schedule", show: (/** @type {any} */ one) => html`<b>${one.name}</b> ${one.paused && html`<span class="badge warn">paused</span>`} ${one.edited && html`<span class="tag">edited</span>`}<div class="sub">${times(one)} · ${one.job.task}${one.app ? ` · ${one.app}` : ""}</div><${Paused} one=${one} />` },
       { name: "Next", tight: true, show: (/** @type {any} */ one) => html`<span title=${(one.next ?? []).map(exact).join("\n")}><${Time} at=${one.next?.[0]} /></span>` },
-      { name: "Last runs", wide: true, show: (/** @type {any} */ one) => html`<span class="row">${(one.runs ?? []).slice(0, 6).map((/** @type {any} */ run) => (run.job ? html`<a href=${`#/job/${one.tenant}/${run.job}`} title=${exact(run.tick)}><${State} state=${run.state ?? "gone"} /></a>` : html`<span class="badge" title=${`${exact(run.tick)}: ${run.note}`}>none</span>`))}${!one.runs?.length && html`<span class="dim">none yet</span>`}</span>` },
+      { name: "Last runs", tight: true, show: (/** @type {any} */ one) => html`<${Runs} one=${one} />` },
       ...(can("operate") ? [{ name: "", tight: true, show: (/** @type {any} */ one) => html`<div class="doing"><${Action} run=${act(() => of(one).post(`/schedules/${one.name}/run`), "queued")}>Run now<//>
         ${one.paused ? html`<${Action} run=${() => change(one, { paused: false }).then(() => `${one.name} goes on`)}>Resume<//>` : html`<${Action} run=${pause(one.name, (body) => change(one, body))}>Pause<//>`}
         <${Action} run=${edit(one)}>Edit<//>${(!one.app || one.edited) && html`<${Action} kind="danger" run=${removal(one)}>${one.app ? "Undo edit" : "Remove"}<//>`}</div>` }] : []),
     ]} /></section>`;
+}
+
+/** @param {string} from @param {string} to */
+const between = (from, to) => span(Math.max(0, (new Date(to).getTime() - new Date(from).getTime()) / 1000));
+
+/** What became of a tick, besides when that was. @param {any} run @returns {string[]} */
+const became = (run) => [
+  run.state ?? (run.job ? "" : "no job"), run.note,
+  run.attempt === 1 && !run.joined && `${between(run.tick, run.started_at)} late`, run.attempt > 1 && `run ${run.attempt}`,
+  run.finished_at && run.attempt && `took ${between(run.started_at, run.finished_at)}`, run.gone && "its record is gone",
+].filter(Boolean);
+
+/** A sign for each end, for those who do not see colours. @type {Record<string, string>} */
+const SIGNS = { succeeded: "✓", failed: "✕", cancelled: "–", running: "▸", none: "○" };
+
+/** The last ticks of a schedule, the newest at the right. @param {any} props */
+function Runs({ one }) {
+  const runs = one.runs ?? [], [newest] = runs;
+  if (!newest) return html`<span class="dim">none yet</span>`;
+  const cell = (/** @type {any} */ run) => {
+    const kind = run.state ?? (run.job ? "" : "none"), text = [exact(run.tick), ...became(run)].join(", "), sign = SIGNS[kind] ?? "·";
+    return run.job && !run.gone ? html`<a class=${`badge ${kind}`} href=${`#/job/${one.tenant}/${run.job}`} title=${text} aria-label=${text}>${sign}</a>` : html`<span class=${`badge ${kind}`} role="img" title=${text} aria-label=${text}>${sign}</span>`;
+  };
+  return html`<ol class="runs" aria-label=${`Last runs of ${one.name}`}>${[...runs].reverse().map((run) => html`<li key=${`${run.tick} ${run.job}`}>${cell(run)}</li>`)}</ol>
+    <div class="sub"><${Time} at=${newest.tick} />: ${became(newest).join(", ")}</div>`;
 }
 
 /** @param {any} props */
