@@ -358,6 +358,7 @@ async def jobs_are_listed_and_counted(script: Script) -> None:
         Match(tag=["a b", "&c=d", "5"]),
         Match(key="k&=?"),
         Match(worker="nobody"),
+        Match(node="rack 7/&"),
         Match(created_after=EPOCH + timedelta(seconds=2), created_before=EPOCH + timedelta(seconds=4)),
         Match(payload={"n": 3}),
         Match(payload={"text": "3"}),
@@ -368,6 +369,9 @@ async def jobs_are_listed_and_counted(script: Script) -> None:
         listed = await script.ask(List(match=match))
         assert (await script.ask(Count(match=match))).count == len(listed.jobs)
     assert (await script.ask(Count(match=Match(payload={"text": "3"})))).count == 1
+    worker = (await script.ask(Register(worker=NewWorker(name="w", node="rack 7/&")))).worker
+    await script.ask(Claim(worker=worker))
+    assert (await script.ask(Count(match=Match(node="rack 7/&")))).count == 1
     await script.refused(List(limit=1001), Invalid)
     await script.refused(List(after="nonsense"), Invalid)
 

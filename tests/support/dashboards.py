@@ -64,10 +64,10 @@ class Dashboard:
         self.ask("POST", f"/workers/{worker}/begin", [{"id": id, "token": claimed["token"], "pid": 77}])
         return worker, id, claimed["token"]
 
-    def failed(self, message: str, task: str = "mail") -> str:
+    def failed(self, message: str, task: str = "mail", **more: Any) -> str:
         worker, id, token = self.running("failing", task)
         error = {"type": "SmtpError", "message": message, "traceback": f"Traceback: {message}"}
-        report = {"id": id, "token": token, "outcome": "failed", "error": error}
+        report = {"id": id, "token": token, "outcome": "failed", "error": error, **more}
         self.ask("POST", f"/workers/{worker}/finish", [report])
         self.ask("DELETE", f"/workers/{worker}")
         return id

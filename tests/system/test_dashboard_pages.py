@@ -123,6 +123,29 @@ def test_the_query_bar_completes_and_the_facets_narrow(dashboard: Dashboard) -> 
     expect(page).to_have_url(f"{dashboard.server.address}/#/jobs?q=queue%3Aof-mail")
 
 
+def test_a_facet_counts_what_runs_on_each_node(dashboard: Dashboard) -> None:
+    for node, queue in (("rack 1", "a"), ("rack 1", "b"), ("rack 2", "c")):
+        dashboard.running(queue, f"of-{queue}", dashboard.worker(queue, node=node))
+    dashboard.worker("d", node="idle")
+    shared = dashboard.ask("POST", "/workers", {"name": "w", "node": "shared"}, tenant="-")["worker"]
+    dashboard.queued()
+    page = dashboard.page(path="/jobs")
+    running = page.get_by_role("group", name="Running on")
+    expect(running.get_by_role("button")).to_have_text(["idle0", "rack 12", "rack 21", "shared"])
+    dashboard.ask("DELETE", f"/workers/{shared}", tenant="-")
+    running.get_by_role("button", name="rack 1").click()
+    expect(page).to_have_url(f"{dashboard.server.address}/#/jobs?q=state%3Arunning%20node%3A%22rack%201%22")
+    main = page.get_by_role("main")
+    expect(main.get_by_role("row")).to_have_count(3)
+    expect(main.get_by_role("link", name="of-a")).to_be_visible()
+    expect(running.get_by_role("button", name="rack 1")).to_have_attribute("aria-pressed", "true")
+    dashboard.running("e", "of-e", dashboard.worker("e", node="rack 1"))  # live
+    expect(main.get_by_role("row")).to_have_count(4)
+    expect(running.get_by_role("button", name="rack 1")).to_have_text("rack 13")
+    running.get_by_role("button", name="rack 1").click()
+    expect(page).to_have_url(f"{dashboard.server.address}/#/jobs")
+
+
 @on_one_store
 def test_a_query_that_names_no_field_says_which_there_are(dashboard: Dashboard) -> None:
     page = dashboard.page(path="/jobs?q=colour:red")
@@ -150,6 +173,25 @@ def test_an_action_on_all_that_match_counts_first_and_says_how_far_it_is(dashboa
     parts[0].continue_()
     expect(page.get_by_text("2 cancelled")).to_be_visible()
     assert {dashboard.ask("GET", f"/jobs/{id}")["state"] for id in ids} == {"cancelled"}
+
+
+@on_one_store
+def test_an_action_on_many_says_how_many_are_still_being_stopped(dashboard: Dashboard) -> None:
+    waiting = dashboard.queued()
+    _, one, _ = dashboard.running("slow")
+    dashboard.running("slower")
+    page = dashboard.page(path="/jobs")
+    page.get_by_label(f"Select {waiting}").click()
+    page.get_by_label(f"Select {one}").click()
+    press(page, "Cancel")
+    expect(page.get_by_text("1 cancelled, 1 is being stopped")).to_be_visible()
+    press(page, "Delete")
+    expect(page.get_by_role("dialog")).to_contain_text("2 run, and are stopped first")
+    page.get_by_role("dialog").get_by_role("button", name="Delete 3").click()
+    expect(page.get_by_text("1 deleted, 2 are being stopped")).to_be_visible()
+    page.goto(f"/#/job/{dashboard.tenant}/{dashboard.running('other')[1]}")
+    press(page, "Cancel")
+    expect(page.get_by_text("it is being stopped")).to_be_visible()
 
 
 @on_one_store
@@ -488,6 +530,16 @@ def test_a_group_of_failures_leads_to_its_jobs_and_is_deleted(dashboard: Dashboa
     page.get_by_role("dialog").get_by_role("button", name="Delete 2").click()
     expect(page.get_by_text("2 deleted")).to_be_visible()
     assert [one["id"] for one in dashboard.ask("GET", "/jobs")["jobs"]] == [other]
+
+
+def test_a_group_of_failures_names_the_versions_of_its_handler(dashboard: Dashboard) -> None:
+    for version in (9, 10, 10):
+        dashboard.failed("no tax rate", "vat", handler_version=version)
+    dashboard.failed("refused")
+    page = dashboard.page(path="/failures")
+    row = page.get_by_role("row").filter(has_text="vat")
+    expect(row.locator(".tag")).to_have_text(["version 10: 2", "version 9: 1"])
+    expect(page.get_by_role("row").filter(has_text="mail").locator(".tag")).to_have_count(0)
 
 
 @on_one_store

@@ -28,7 +28,9 @@ JobEventName = Literal[
     "progress",
     "output",
     "shrunk",
+    "lowered",
     "halted",
+    "stopping",
     "adopted",
     "retrying",
     "succeeded",
@@ -167,9 +169,9 @@ def state_event(job: Job) -> EventName:
     return "retrying" if job.attempt else "queued"
 
 
-def yield_event(job: Job) -> EventName | None:
-    """What a running job has given for others that wait, as an event: time, or its place; null = nothing."""
-    return _SACRIFICES.get(job.reason) if job.state is State.RUNNING else None
+def order_event(job: Job) -> EventName | None:
+    """What a running job was ordered to do, as an event: to take less time, or to stop; null = nothing."""
+    return _ORDERS.get(job.reason) if job.state is State.RUNNING else None
 
 
 def move_event(move: Move) -> EventName | None:
@@ -191,9 +193,24 @@ _ENDS: dict[State, EventName] = {
     State.CANCELLED: "cancelled",
 }
 
-_IN_PLACE: dict[Step, EventName] = {Step.SHRINK: "shrunk", Step.HALT: "halted", Step.ADOPT: "adopted"}
+_IN_PLACE: dict[Step, EventName] = {
+    Step.SHRINK: "shrunk",
+    Step.LOWER: "lowered",
+    Step.HALT: "halted",
+    Step.CANCEL: "stopping",
+    Step.DELETE: "stopping",
+    Step.ABANDON: "stopping",
+    Step.ADOPT: "adopted",
+}
 
-_SACRIFICES: dict[Reason | None, EventName] = {Reason.SHRUNK: "shrunk", Reason.HALTED: "halted"}
+_ORDERS: dict[Reason | None, EventName] = {
+    Reason.SHRUNK: "shrunk",
+    Reason.LOWERED: "lowered",
+    Reason.HALTED: "halted",
+    Reason.CANCELLED: "stopping",
+    Reason.DELETED: "stopping",
+    Reason.ABANDONED: "stopping",
+}
 
 
 def output_data(chunk: Chunk) -> OutputData:

@@ -28,7 +28,7 @@ export function Job({ tenant, id, can }) {
 /** @param {any} props */
 function Actions({ api, job, again, can }) {
   const ended = FINISHED.includes(job.state), path = `/jobs/${job.id}`;
-  const act = (/** @type {string} */ verb, /** @type {string} */ said) => async () => { await api.post(`${path}/${verb}`); again(); return said; };
+  const act = (/** @type {string} */ verb, /** @type {string} */ said) => async () => { const { stopping } = await api.post(`${path}/${verb}`); again(); return stopping ? "it is being stopped" : said; };
   const given = (/** @type {string} */ title, /** @type {string} */ go, /** @type {any[]} */ fields, /** @type {(given: any) => Promise<any>} */ send, /** @type {string} */ said) => async () => {
     if (!(await ask({ title, go, fields, act: send }))) return "";
     again();
@@ -36,9 +36,9 @@ function Actions({ api, job, again, can }) {
   };
   const remove = async () => {
     if (!(await sure("Delete this job?", job.state === "running" ? "It runs now, and is stopped first." : "Its record and its result go.", "Delete"))) return "";
-    await api.remove(path);
+    const { stopping } = await api.remove(path);
     location.hash = "/jobs";
-    return "deleted";
+    return stopping ? "it is being stopped" : "deleted";
   };
   const edit = async () => {
     const full = await api.get(path, { payload: true });
