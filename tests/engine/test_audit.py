@@ -26,6 +26,7 @@ from windlass.model.operations import (
     Operation,
     PauseLimit,
     PauseTask,
+    PauseWorker,
     PutHandler,
     PutLimit,
     PutQuota,
@@ -35,6 +36,7 @@ from windlass.model.operations import (
     Rerun,
     Send,
     Show,
+    StopWorker,
 )
 from windlass.model.queue import QueueChange
 from windlass.model.quota import Quota
@@ -68,12 +70,15 @@ async def test_what_changes_jobs_is_noted_with_ids_match_and_number(engine: Engi
 
 async def test_what_changes_settings_is_noted_with_its_name_and_details(engine: Engine) -> None:
     issued = await engine(AddToken(scopes=["read"], note="for reading"))
+    await register(engine)
     changes: Sequence[Operation[Any]] = [
         ChangeQueue(queue="mail", change=QueueChange(paused=True, why="moved")),
         PauseTask(task="work", pause=Pause(paused=True)),
         PutLimit(name="api", limit=NewLimit(running=3, match=Which(queue="mail"))),
         PauseLimit(name="api", pause=Pause(paused=True)),
         RemoveLimit(name="api"),
+        PauseWorker(worker="w", pause=Pause(paused=True)),
+        StopWorker(worker="w"),
         PutHandler(task="job", handler=NewHandler(lang="sh", body="cat # private")),
         RemoveHandler(task="job"),
         PutQuota(quota=Quota(stored_jobs=5)),
@@ -89,6 +94,8 @@ async def test_what_changes_settings_is_noted_with_its_name_and_details(engine: 
         ("put-limit", "api"),
         ("pause-limit", "api"),
         ("remove-limit", "api"),
+        ("pause-worker", "w"),
+        ("stop-worker", "w"),
         ("put-handler", "job"),
         ("remove-handler", "job"),
         ("put-quota", ""),
@@ -199,5 +206,6 @@ def test_every_operation_that_manages_is_audited() -> None:
         "change-queue", "pause-task", "put-limit", "pause-limit", "remove-limit",
         "put-handler", "remove-handler", "add-token", "remove-token", "put-quota",
         "edit", "put-schedule", "pause-schedule", "run-schedule", "remove-schedule", "lower-timeout",
+        "pause-worker", "stop-worker",
     }  # fmt: skip
     assert Send not in AUDITED

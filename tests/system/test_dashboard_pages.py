@@ -378,6 +378,7 @@ def test_a_running_job_is_ended_by_hand_and_annotated(dashboard: Dashboard) -> N
     expect(page.get_by_role("button", name="Retry")).to_have_count(0)
     page.get_by_text("More", exact=True).click()
     press(page, "Delete")
+    dashboard.deleted.add(id)
     page.get_by_role("dialog").get_by_role("button", name="Delete").click()
     expect(page.get_by_text("No jobs yet.")).to_be_visible()
 
@@ -417,6 +418,39 @@ def test_workers_stand_by_node_with_what_they_run(dashboard: Dashboard) -> None:
     panel.get_by_role("button", name="1 of 2").click()
     panel.locator("li a").click()
     expect(page.get_by_text(run[1])).to_be_visible()
+
+
+def test_a_worker_is_paused_resumed_and_stopped(dashboard: Dashboard) -> None:
+    worker = dashboard.worker("mail", name="web-1")
+    page = dashboard.page(path="/workers")
+    row = page.get_by_role("row").filter(has_text="web-1")
+    press(page, "Pause", row="web-1")
+    fill(page, Why="looking for a leak", For_how_many_minutes="30")
+    expect(row).to_contain_text("looking for a leak")
+    expect(row).to_contain_text("pausing")  # until it says that it drains
+    told = dashboard.ask("POST", f"/workers/{worker}/renew?wait=1&paused=false", [])
+    assert told["worker"]["pause"]["why"] == "looking for a leak"
+    press(page, "Resume", row="web-1")
+    expect(row).not_to_contain_text("looking for a leak")
+    press(page, "Stop", row="web-1")
+    page.get_by_role("dialog").get_by_label("Give running jobs back at once").check()
+    page.get_by_role("dialog").get_by_role("button", name="Stop").click()
+    expect(row).to_contain_text("stopping")
+    assert dashboard.ask("POST", f"/workers/{worker}/renew?wait=1&paused=false", [])["worker"]["stop"] == "now"
+    dashboard.ask("DELETE", f"/workers/{worker}")
+    expect(row).to_have_count(0)
+
+
+@on_one_store
+def test_a_shared_worker_is_ordered_only_by_who_acts_for_all_tenants(dashboard: Dashboard) -> None:
+    shared = dashboard.ask("POST", "/workers", {"name": "everyones", "queues": ["none"]}, tenant="-")["worker"]
+    try:
+        page = dashboard.page(path="/workers")
+        row = page.get_by_role("row").filter(has_text="everyones")
+        expect(row).to_be_visible()
+        expect(row.get_by_role("button", name="Stop")).to_have_count(0)
+    finally:  # others share this server
+        dashboard.ask("DELETE", f"/workers/{shared}", tenant="-")
 
 
 def test_a_limit_is_made_edited_paused_and_removed(dashboard: Dashboard) -> None:

@@ -61,7 +61,7 @@ ACTIONS = {kind: re.sub(r"(?<!^)(?=[A-Z])", "-", kind.__name__).lower() for kind
 }
 """What an operation is called in the log."""
 
-NAMES = ("name", "queue", "task", "key")
+NAMES = ("name", "queue", "task", "worker", "key")
 """Fields that name what an operation changes."""
 
 UNSAID = {"tenant", "ids", "id", "match", "dry_run", "handler", "result", *NAMES}

@@ -83,7 +83,7 @@ function Past({ history, one }) {
 }
 
 /** @param {any} props */
-export function Workers({ tenant }) {
+export function Workers({ tenant, can }) {
   const api = queue(tenant);
   const list = useAsked(() => api.get("/workers"), [tenant]);
   /** @type {Map<string, any[]>} */
@@ -94,15 +94,36 @@ export function Workers({ tenant }) {
   return html`<div class="head"><h1>Workers</h1>${list.data && html`<span class="dim">${number(list.data.length)} on ${nodes.size} ${nodes.size === 1 ? "node" : "nodes"}</span>`}</div><${Fault} fault=${list.fault} />
     ${list.data && !list.data.length ? html`<section class="panel"><${Empty} text="No worker is alive. Start one:" command="windlass worker MODULE:APP" /></section>` : ""}
     <div class="stack">${sorted.map(([node, all]) => html`<${Panel} key=${node} title=${node || "unnamed node"} actions=${html`<span class="dim small figures">${[`${number(sum(all, (one) => one.running))} of ${number(sum(all, (one) => one.slots))} slots`, all.some((one) => one.usage) && bytes(sum(all, (one) => one.usage?.memory ?? 0)), all.some((one) => one.usage) && `${Math.round(100 * sum(all, (one) => one.usage?.cpu ?? 0))} % of a CPU`].filter(Boolean).join(" · ")}</span>`}>
-      <${WorkerTable} rows=${all} api=${api} /><//>`)}</div>`;
+      <${WorkerTable} rows=${all} api=${api} orders=${(/** @type {any} */ one) => can("operate") && html`<${WorkerOrders} one=${one} api=${api} tenant=${tenant} />`} /><//>`)}</div>`;
 }
 
 /** @param {any} props */
-function WorkerTable({ rows, api }) {
+function WorkerOrders({ one, api, tenant }) {
+  if (tenant !== "-" && one.tenant !== tenant) return null; // it serves all tenants
+  const change = (/** @type {any} */ pause) => api.patch(`/workers/${one.id}`, pause);
+  const stop = async () => {
+    const done = await ask({
+      title: `Stop ${one.name}?`, text: "It takes no more jobs and exits once what runs has ended, or its grace is over. Whatever keeps it running may start another one in its place.", go: "Stop", danger: true,
+      fields: [{ name: "now", label: "Give running jobs back at once", flag: true }],
+      act: (given) => api.post(`/workers/${one.id}/stop`, { now: given.now }),
+    });
+    return done ? `${one.name} is ordered to stop` : "";
+  };
+  return html`<div class="doing">${one.orders.pause?.paused ? html`<${Action} run=${() => change({}).then(() => `${one.name} goes on`)}>Resume<//>` : html`<${Action} run=${pause(one.name, change)}>Pause<//>`} ${!one.url && html`<${Action} kind="danger" run=${stop}>Stop<//>`}</div>`;
+}
+
+/** Whether a worker takes jobs, and if not, why. @param {any} props */
+function Draining({ one }) {
+  const ordered = one.orders.stop ? "stopping" : one.orders.pause?.paused && !one.draining ? "pausing" : "";
+  return html`${(ordered || one.draining) && html`<span class="badge warn">${ordered || "draining"}</span>`}<${Paused} one=${one.orders.pause ?? {}} />`;
+}
+
+/** @param {any} props */
+function WorkerTable({ rows, api, orders }) {
   const [open, set] = useState("");
   const tasks = (/** @type {any} */ one) => (one.tasks ? one.tasks.slice(0, 6).join(", ") + (one.tasks.length > 6 ? ` and ${one.tasks.length - 6} more` : "") : "any task");
   return html`<${Table} label="Workers" rows=${rows} of=${(/** @type {any} */ one) => one.id} empty="" columns=${[
-    { name: "Worker", show: (/** @type {any} */ one) => html`<span title=${one.id}>${one.name}</span> ${one.draining && html`<span class="badge warn">draining</span>`}<div class="sub">${[one.pid && `process ${one.pid}`, one.app, one.url && `pushed to ${one.url}`, one.sandbox && `sandbox ${one.sandbox}`].filter(Boolean).join(" · ")}</div>
+    { name: "Worker", show: (/** @type {any} */ one) => html`<span title=${one.id}>${one.name}</span> <${Draining} one=${one} /><div class="sub">${[one.pid && `process ${one.pid}`, one.app, one.url && `pushed to ${one.url}`, one.sandbox && `sandbox ${one.sandbox}`].filter(Boolean).join(" · ")}</div>
       ${Object.entries(one.unable ?? {}).map(([language, why]) => html`<div class="sub warn-text">cannot run ${language}: ${why}</div>`)}
       ${open === one.id && html`<${RunningJobs} api=${api} worker=${one.id} />`}` },
     { name: "Takes from", wide: true, show: (/** @type {any} */ one) => html`${one.queues.map((/** @type {string} */ name) => html`<${JobsLink} q=${word("queue", name)}>${name}<//> `)}<div class="sub">${[tasks(one), one.handlers && "handlers", one.offers?.length && `offers ${one.offers.join(", ")}`].filter(Boolean).join(" · ")}</div>` },
@@ -111,6 +132,7 @@ function WorkerTable({ rows, api }) {
     { name: "CPU", num: true, tight: true, show: (/** @type {any} */ one) => (one.usage ? `${Math.round(one.usage.cpu * 100)} %` : html`<span class="dim">–</span>`) },
     { name: "Since", tight: true, wide: true, show: (/** @type {any} */ one) => html`<${Time} at=${one.registered_at} />` },
     { name: "Seen", tight: true, wide: true, show: (/** @type {any} */ one) => html`<${Time} at=${one.seen_at} />` },
+    ...(rows.some(orders) ? [{ name: "", tight: true, show: orders }] : []),
   ]} />`;
 }
 
