@@ -8,7 +8,7 @@ from base64 import b64decode
 from collections.abc import AsyncGenerator, AsyncIterable
 from contextlib import AbstractAsyncContextManager
 from datetime import datetime
-from typing import Literal, Protocol
+from typing import Literal, Protocol, get_args
 
 import msgspec
 from msgspec import Raw, Struct
@@ -19,7 +19,7 @@ from windlass.model.lifecycle import Move, Step
 from windlass.model.match import Match
 from windlass.model.output import Chunk, Stream
 
-EventName = Literal[
+JobEventName = Literal[
     "queued",
     "estimate",
     "edited",
@@ -36,29 +36,13 @@ EventName = Literal[
     "succeeded",
     "failed",
     "cancelled",
-    "deleted",
-    "gap",
 ]
 
-NAMES: tuple[EventName, ...] = (
-    "queued",
-    "estimate",
-    "edited",
-    "started",
-    "begun",
-    "progress",
-    "output",
-    "shrunk",
-    "lowered",
-    "halted",
-    "stopping",
-    "adopted",
-    "retrying",
-    "succeeded",
-    "failed",
-    "cancelled",
-)
-"""Those of a job. Only those who watch many hear of `deleted`, and of `gap`: that some events were missed."""
+EventName = Literal[JobEventName, "deleted", "gap"]
+"""Only those who watch many jobs hear of `deleted`, and of `gap`: that some events were missed."""
+
+NAMES: tuple[JobEventName, ...] = get_args(JobEventName)
+"""Those of one job."""
 
 ALONE = ("estimate", "begun", "output")
 """Those that only followers of that job receive."""
@@ -264,8 +248,8 @@ def encode_line(event: Event) -> bytes:
 async def read(lines: AsyncIterable[str]) -> AsyncGenerator[Event, None]:
     """The events in the lines of a stream; whatever else is there is passed over."""
     name, id, data = "", "", ""
-    async for encode_line in lines:
-        field, _, value = encode_line.rstrip("\r\n").partition(":")
+    async for line in lines:
+        field, _, value = line.rstrip("\r\n").partition(":")
         value = value.removeprefix(" ")
         match field:
             case "event":
@@ -274,7 +258,7 @@ async def read(lines: AsyncIterable[str]) -> AsyncGenerator[Event, None]:
                 id = value
             case "data":
                 data = f"{data}\n{value}" if data else value
-            case "" if not value and not encode_line.startswith(":"):
+            case "" if not value and not line.startswith(":"):
                 if name in (*NAMES, "deleted", "gap") and data:
                     yield _event(name, id, data)
                 name, data = "", ""
