@@ -329,7 +329,7 @@ def _pause_queue(name: str, pause: Pause) -> Operation[QueueCard]:
     return ChangeQueue(queue=name, change=change)
 
 
-def _print_queue(_: str, card: QueueCard, to: Callable[[str], None]) -> None:
+def _print_queue(_: str, card: QueueCard, _now: datetime, to: Callable[[str], None]) -> None:
     to(queue_line(card))
 
 
