@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from tests.support.engines import enqueue, register, take
-from tests.support.stores import SeededChance
+from tests.support.stores import SeededChance, VirtualClock
 from windlass.engine import Engine
 from windlass.engine.audit import ACTIONS, AUDITED
 from windlass.model.audit import MOST_DETAILS, AuditEntry, Caller, caller
-from windlass.model.errors import Missing, Unavailable
+from windlass.model.errors import Invalid, Missing, Unavailable
 from windlass.model.handler import NewHandler
 from windlass.model.limit import NewLimit, Pause, Which
 from windlass.model.match import Match
@@ -22,6 +22,7 @@ from windlass.model.operations import (
     Cancel,
     ChangeQueue,
     Delete,
+    Edit,
     List,
     Operation,
     PauseLimit,
@@ -40,6 +41,7 @@ from windlass.model.operations import (
 )
 from windlass.model.queue import QueueChange
 from windlass.model.quota import Quota
+from windlass.store.optional import AuditRows
 from windlass.store.protocol import Store
 
 
@@ -147,6 +149,44 @@ async def test_pages_follow_each_other(engine: Engine) -> None:
         if (after := page.next) is None:
             break
     assert found == ["t4", "t3", "t2", "t1", "t0"]
+
+
+async def test_what_was_done_to_one_job_is_found_among_the_rest(
+    engine: Engine, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("windlass.engine.audit.MOST_AT_ONCE", 2)  # the lines of one reading
+    await engine(PauseTask(task="before", pause=Pause(paused=True)))
+    clock.advance(1)
+    job, other = (await enqueue(engine)).id, (await enqueue(engine)).id
+    await engine(Edit(id=job, annotations={"ticket": other}))
+    for id in (other, job, other):
+        await engine(Edit(id=id, annotations={"ticket": job}))
+    await engine(Cancel(ids=[other, job]))
+    await engine(Cancel(match=Match()))
+    page = await engine(Audit(job=job))
+    assert [entry.action for entry in page.entries] == ["cancel", "edit", "edit"]
+    assert page.next is None
+    assert len((await engine(Audit(job=job, limit=1))).entries) == 1
+    assert (await engine(Audit(tenant="other", job=job))).entries == []
+    assert len((await engine(Audit(tenant=EVERY_TENANT, job=job))).entries) == 3
+    asked: list[str | None] = []
+    kept = engine.context.store.audit
+    assert kept is not None
+    read = kept.list
+
+    async def noted(tenant: str, after: str | None, limit: int) -> AuditRows:
+        asked.append(after)
+        return await read(tenant, after, limit)
+
+    monkeypatch.setattr(kept, "list", noted)
+    clock.advance(1)
+    newest = (await enqueue(engine)).id
+    assert (await engine(Audit(job=newest))).entries == []
+    assert len(asked) == 1, "what is older than the job cannot name it"
+    await engine(Delete(ids=[job]))
+    assert [entry.action for entry in (await engine(Audit(job=job))).entries] == ["delete", "cancel", "edit", "edit"]
+    with pytest.raises(Invalid, match="job"):
+        await engine(Audit(job="x"))
 
 
 async def test_long_requests_are_cut(engine: Engine) -> None:

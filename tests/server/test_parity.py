@@ -680,6 +680,10 @@ async def what_was_done_is_read_page_by_page(script: Script) -> None:
     rest = await script.ask(Audit(tenant="shop", limit=2, after=page.next))
     assert ([entry.name for entry in rest.entries], rest.next) == (["a"], None)
     await script.refused(Audit(after="x"), Invalid)
+    job = await script.enqueue("later", delay=60.0)
+    await script.ask(Cancel(ids=[job.id]))
+    (line,) = (await script.ask(Audit(job=job.id))).entries
+    assert line.action == "cancel"
 
 
 @scenario(PutQuota, GetQuota)

@@ -549,6 +549,25 @@ def test_on_a_phone_a_row_with_buttons_is_no_wider_than_the_page(dashboard: Dash
         assert all(height < 40 for height in tall), path
 
 
+def test_the_timeline_of_a_job_says_what_was_done_to_it_by_hand(dashboard: Dashboard) -> None:
+    id, other = dashboard.queued(), dashboard.queued()
+    dashboard.ask("PATCH", f"/jobs/{id}", {"priority": 3, "tags": ["vip"]})
+    page = dashboard.page(path=f"/job/{dashboard.tenant}/{id}")
+    steps = page.get_by_role("region", name="Timeline").get_by_role("listitem")
+    expect(steps).to_have_count(2)
+    expect(steps.last).to_contain_text(re.compile("edited by token [0-9a-f]+.*priority, tags"))
+    dashboard.ask("PATCH", f"/jobs/{other}", {"priority": 3})
+    dashboard.ask("PATCH", f"/jobs/{id}", {"annotations": {"ticket": "<b>7</b>"}})  # live
+    expect(steps).to_have_count(3)
+    expect(steps.last).to_contain_text("ticket: <b>7</b>")
+    expect(page.get_by_role("region", name="Details")).to_contain_text("2 times")
+    press(page, "Cancel")
+    expect(steps.filter(has_text="cancelled by token")).to_have_count(1)
+    expect(steps).to_have_count(5)  # that it ended, too
+    press(page, "Retry")
+    expect(steps.filter(has_text="queued again by token")).to_have_count(1)
+
+
 # Failures, handlers, tokens, audit
 
 

@@ -128,3 +128,5 @@ class Audit(Operation[AuditPage], frozen=True, kw_only=True):
 
     limit: Annotated[int, Meta(ge=1, le=MOST_AT_ONCE)] = 100
     after: str | None = None
+    job: str | None = None
+    """Only what was done to this job by its id, on one page. An operation on more than ten names only the first ten."""
