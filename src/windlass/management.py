@@ -236,6 +236,7 @@ class JobFilter(TypedDict, total=False):
     tag: str | Sequence[str]
     """All of these must be there."""
     worker: str
+    node: str
     reason: str
     key: str
     created_after: datetime

@@ -618,6 +618,15 @@ def test_the_doctor_says_how_full_the_store_is(windlass: Windlass, place: Place)
     assert re.match(r"[\d.]+ \w+ used", found["space"]["found"])
 
 
+def test_the_doctor_warns_of_a_store_that_is_nearly_full(
+    windlass: Windlass, file: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    windlass("enqueue", "t")
+    monkeypatch.setattr("windlass.cli.doctor.NEARLY_FULL", float("inf"))
+    (space,) = (one for one in windlass("doctor", "--json").json["findings"] if one["what"] == "space")
+    assert (space["level"], space["advice"]) == ("warn", "make room before it is full")
+
+
 def test_the_doctor_names_queues_without_workers(windlass: Windlass, file: Place) -> None:
     windlass("enqueue", "t", "-q", "slow")
     found = findings(windlass("doctor", "--json"))

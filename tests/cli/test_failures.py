@@ -1,8 +1,15 @@
 """`windlass failures`: groups are listed, shown, queued again and deleted."""
 
+import asyncio
 import json
+from contextlib import AsyncExitStack
 
 from tests.support.worker_harness import WorkerHarness
+from windlass.addresses import enter_service
+from windlass.model.new_job import NewJob
+from windlass.model.operations import Claim, Enqueue, Finish, Finished, Register, Unregister
+from windlass.model.outcome import Verdict
+from windlass.model.worker import NewWorker
 
 
 def test_a_group_of_failures_is_listed_shown_retried_and_deleted(harness: WorkerHarness) -> None:
@@ -36,3 +43,23 @@ def test_a_group_of_failures_is_listed_shown_retried_and_deleted(harness: Worker
     assert "would delete 1 job" in ok("failures", "rm", small["fingerprint"], "--dry-run")
     assert "deleted 1 job" in ok("failures", "rm", small["fingerprint"])
     assert "no failed jobs" in ok("failures", "ls")
+
+
+async def fail_by_versions(harness: WorkerHarness, *versions: int) -> None:
+    async with AsyncExitStack() as stack:
+        service = await enter_service(stack, harness.store)
+        worker = (await service(Register(tenant=harness.tenant, worker=NewWorker(name="w")))).worker
+        for version in versions:
+            await service(Enqueue(tenant=harness.tenant, job=NewJob(task="vat")))
+            (run,) = await service(Claim(tenant=harness.tenant, worker=worker))
+            failed = Finished(id=run.job.id, token=run.token, outcome=Verdict.FAILED, handler_version=version)
+            await service(Finish(tenant=harness.tenant, worker=worker, jobs=[failed]))
+        await service(Unregister(tenant=harness.tenant, worker=worker))
+
+
+def test_a_group_names_the_versions_of_its_handler(harness: WorkerHarness) -> None:
+    asyncio.run(fail_by_versions(harness, 2, 3, 3))
+    group = json.loads(harness.run("failures", "ls", "--json", "--tenant", harness.tenant).stdout)
+    assert group["versions"] == {"3": 2, "2": 1}
+    shown = harness.run("failures", "show", group["fingerprint"], "--tenant", harness.tenant)
+    assert "by the versions of its handler: version 3: 2, version 2: 1" in shown.stdout

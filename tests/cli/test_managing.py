@@ -40,6 +40,9 @@ def test_what_is_done_on_a_store_is_noted_with_the_user(harness: WorkerHarness) 
     assert "all jobs" in table
     assert job.id in table
     assert audit(harness, "--limit", "1") == [deleted]
+    assert audit(harness, "--job", job.id) == [cancelled]
+    other = harness.tasks.add.enqueue(1, 2)
+    assert "nothing was done to it by hand" in ok(harness, "audit", "--job", other.id)
 
 
 def test_a_job_is_annotated(harness: WorkerHarness) -> None:

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from tests.support.engines import enqueue, register, take
-from tests.support.stores import SeededChance
+from tests.support.stores import SeededChance, VirtualClock
 from windlass.engine import Engine
 from windlass.engine.audit import ACTIONS, AUDITED
 from windlass.model.audit import MOST_DETAILS, AuditEntry, Caller, caller
-from windlass.model.errors import Missing, Unavailable
+from windlass.model.errors import Invalid, Missing, Unavailable
 from windlass.model.handler import NewHandler
 from windlass.model.limit import NewLimit, Pause, Which
 from windlass.model.match import Match
@@ -22,10 +22,12 @@ from windlass.model.operations import (
     Cancel,
     ChangeQueue,
     Delete,
+    Edit,
     List,
     Operation,
     PauseLimit,
     PauseTask,
+    PauseWorker,
     PutHandler,
     PutLimit,
     PutQuota,
@@ -35,9 +37,11 @@ from windlass.model.operations import (
     Rerun,
     Send,
     Show,
+    StopWorker,
 )
 from windlass.model.queue import QueueChange
 from windlass.model.quota import Quota
+from windlass.store.optional import AuditRows
 from windlass.store.protocol import Store
 
 
@@ -68,12 +72,15 @@ async def test_what_changes_jobs_is_noted_with_ids_match_and_number(engine: Engi
 
 async def test_what_changes_settings_is_noted_with_its_name_and_details(engine: Engine) -> None:
     issued = await engine(AddToken(scopes=["read"], note="for reading"))
+    await register(engine)
     changes: Sequence[Operation[Any]] = [
         ChangeQueue(queue="mail", change=QueueChange(paused=True, why="moved")),
         PauseTask(task="work", pause=Pause(paused=True)),
         PutLimit(name="api", limit=NewLimit(running=3, match=Which(queue="mail"))),
         PauseLimit(name="api", pause=Pause(paused=True)),
         RemoveLimit(name="api"),
+        PauseWorker(worker="w", pause=Pause(paused=True)),
+        StopWorker(worker="w"),
         PutHandler(task="job", handler=NewHandler(lang="sh", body="cat # private")),
         RemoveHandler(task="job"),
         PutQuota(quota=Quota(stored_jobs=5)),
@@ -89,6 +96,8 @@ async def test_what_changes_settings_is_noted_with_its_name_and_details(engine: 
         ("put-limit", "api"),
         ("pause-limit", "api"),
         ("remove-limit", "api"),
+        ("pause-worker", "w"),
+        ("stop-worker", "w"),
         ("put-handler", "job"),
         ("remove-handler", "job"),
         ("put-quota", ""),
@@ -140,6 +149,44 @@ async def test_pages_follow_each_other(engine: Engine) -> None:
         if (after := page.next) is None:
             break
     assert found == ["t4", "t3", "t2", "t1", "t0"]
+
+
+async def test_what_was_done_to_one_job_is_found_among_the_rest(
+    engine: Engine, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("windlass.engine.audit.MOST_AT_ONCE", 2)  # the lines of one reading
+    await engine(PauseTask(task="before", pause=Pause(paused=True)))
+    clock.advance(1)
+    job, other = (await enqueue(engine)).id, (await enqueue(engine)).id
+    await engine(Edit(id=job, annotations={"ticket": other}))
+    for id in (other, job, other):
+        await engine(Edit(id=id, annotations={"ticket": job}))
+    await engine(Cancel(ids=[other, job]))
+    await engine(Cancel(match=Match()))
+    page = await engine(Audit(job=job))
+    assert [entry.action for entry in page.entries] == ["cancel", "edit", "edit"]
+    assert page.next is None
+    assert len((await engine(Audit(job=job, limit=1))).entries) == 1
+    assert (await engine(Audit(tenant="other", job=job))).entries == []
+    assert len((await engine(Audit(tenant=EVERY_TENANT, job=job))).entries) == 3
+    asked: list[str | None] = []
+    kept = engine.context.store.audit
+    assert kept is not None
+    read = kept.list
+
+    async def noted(tenant: str, after: str | None, limit: int) -> AuditRows:
+        asked.append(after)
+        return await read(tenant, after, limit)
+
+    monkeypatch.setattr(kept, "list", noted)
+    clock.advance(1)
+    newest = (await enqueue(engine)).id
+    assert (await engine(Audit(job=newest))).entries == []
+    assert len(asked) == 1, "what is older than the job cannot name it"
+    await engine(Delete(ids=[job]))
+    assert [entry.action for entry in (await engine(Audit(job=job))).entries] == ["delete", "cancel", "edit", "edit"]
+    with pytest.raises(Invalid, match="job"):
+        await engine(Audit(job="x"))
 
 
 async def test_long_requests_are_cut(engine: Engine) -> None:
@@ -199,5 +246,6 @@ def test_every_operation_that_manages_is_audited() -> None:
         "change-queue", "pause-task", "put-limit", "pause-limit", "remove-limit",
         "put-handler", "remove-handler", "add-token", "remove-token", "put-quota",
         "edit", "put-schedule", "pause-schedule", "run-schedule", "remove-schedule", "lower-timeout",
+        "pause-worker", "stop-worker",
     }  # fmt: skip
     assert Send not in AUDITED

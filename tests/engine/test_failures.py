@@ -11,10 +11,11 @@ from windlass.model.operations import Count, Delete, FailByHand, Failures, List,
 from windlass.model.outcome import Verdict
 
 
-async def fail(engine: Engine, worker: str, message: str, **terms: Any) -> str:
+async def fail(engine: Engine, worker: str, message: str, version: int | None = None, **terms: Any) -> str:
     job = await enqueue(engine, **terms)
     claimed = await take(engine, worker)
-    await finish(engine, worker, claimed, Verdict.FAILED, error=Error(type="Declined", message=message))
+    error = Error(type="Declined", message=message)
+    await finish(engine, worker, claimed, Verdict.FAILED, error=error, handler_version=version)
     return job.id
 
 
@@ -43,6 +44,18 @@ async def test_failed_jobs_are_grouped_and_a_group_is_retried_or_deleted(engine:
     (only,) = (await engine(Failures(match=Match(task="refund")))).groups
     assert (await engine(Delete(match=Match(state=["failed"], fingerprint=only.fingerprint)))).changed == 1
     assert [one.sample for one in (await engine(Failures())).groups] == [stolen]
+
+
+async def test_a_group_counts_the_versions_of_the_handler_that_failed(engine: Engine) -> None:
+    worker = await register(engine)
+    for version in (2, 3, 3, 11):
+        await fail(engine, worker, f"card {version} declined", version)
+    await fail(engine, worker, "card 5 declined")
+    (group,) = (await engine(Failures())).groups
+    assert (group.count, list(group.versions.items())) == (5, [(11, 1), (3, 2), (2, 1)])
+    alone = await fail(engine, worker, "card 5 declined", task="refund")
+    (group,) = (await engine(Failures(match=Match(task="refund")))).groups
+    assert (group.sample, group.versions) == (alone, {})
 
 
 async def test_many_different_failures_come_in_pages_that_add_up(engine: Engine) -> None:

@@ -19,6 +19,7 @@ from windlass.model.match import Match
 from windlass.model.new_job import JobOptions, NewJob
 from windlass.model.operations import (
     Cancel,
+    Delete,
     GetSchedule,
     List,
     PauseSchedule,
@@ -29,7 +30,7 @@ from windlass.model.operations import (
     Schedules,
     Show,
 )
-from windlass.model.schedule import NewSchedule, ScheduleCard
+from windlass.model.schedule import NewSchedule, ScheduleCard, ScheduleRun
 from windlass.model.worker import NewWorker
 from windlass.store.protocol import Store
 
@@ -347,3 +348,47 @@ async def test_a_payload_of_another_format_stays_as_it_was_sent(engine: Engine, 
     shown = await engine(Show(id=job.id, payload=True))
     assert (bytes(shown.payload), shown.content_type) == (b'{"a": 1}', JSON)  # type: ignore[arg-type]
     await enqueue(engine)
+
+
+@pytest.mark.parametrize("overlap", ["skip", "queue"])
+async def test_a_run_says_how_late_it_was_also_after_its_record_has_gone(
+    engine: Engine, clock: VirtualClock, overlap: Any
+) -> None:
+    await put(engine, overlap=overlap)
+    scheduler = Scheduler()
+    clock.advance(60)
+    await scheduler(engine)
+    clock.advance(3)
+    worker = await register(engine)
+    run = await take(engine, worker)
+    clock.advance(4)
+    await finish(engine, worker, run)
+
+    def told(one: ScheduleRun) -> tuple[Any, ...]:
+        assert one.started_at is not None
+        assert one.finished_at is not None
+        late, took = one.started_at - one.tick, one.finished_at - one.started_at
+        return one.state, one.attempt, late.total_seconds(), took.total_seconds(), one.gone
+
+    (first,) = (await card(engine)).runs
+    assert told(first) == (State.SUCCEEDED, 1, 3, 4, False)
+    clock.advance(53)
+    await scheduler(engine)  # the next tick, which notes how it ended
+    worker = await register(engine)
+    second = await take(engine, worker)
+    await finish(engine, worker, second)
+    await engine(Delete(ids=[run.job.id, second.job.id]))
+    unnoted, noted = (await card(engine)).runs
+    assert told(noted) == (State.SUCCEEDED, 1, 3, 4, True)
+    assert (unnoted.job, unnoted.state, unnoted.gone) == (second.job.id, None, True)
+
+
+async def test_a_schedule_shows_its_last_fifteen_runs(engine: Engine, clock: VirtualClock) -> None:
+    await put(engine, overlap="queue")
+    scheduler = Scheduler()
+    for _ in range(17):
+        clock.advance(60)
+        await scheduler(engine)
+    assert [run.tick for run in (await card(engine)).runs] == [
+        EPOCH + timedelta(minutes=number) for number in range(17, 2, -1)
+    ]

@@ -14,7 +14,7 @@ from windlass.engine import Engine
 from windlass.engine.upkeep import expire, promote, purge, resolve_dependencies
 from windlass.model.duration import DAY
 from windlass.model.errors import Conflict, Invalid, Missing
-from windlass.model.handler import MOST_SCRIPT, MOST_VERSIONS, NewHandler
+from windlass.model.handler import MOST_SCRIPT, MOST_VERSIONS, HandlerOptions, NewHandler
 from windlass.model.job import Reason, State
 from windlass.model.match import Match
 from windlass.model.new_job import NewJob
@@ -73,6 +73,11 @@ async def test_the_newest_version_runs_and_the_older_ones_are_listed(engine: Eng
 
 async def test_the_same_upload_again_changes_nothing_but_one_after_another_counts(engine: Engine) -> None:
     assert [await upload(engine, body=body) for body in ("a", "a", "b", "a")] == [1, 1, 2, 3]
+
+
+async def test_an_upload_that_names_what_is_as_usual_is_the_same(engine: Engine) -> None:
+    for handler in (shell(), NewHandler(lang="sh", body="cat", options=HandlerOptions(batch=10, needs=[]))):
+        assert (await engine(PutHandler(task="work", handler=handler))).version == 1
 
 
 async def test_only_so_many_versions_are_kept(engine: Engine) -> None:

@@ -1,4 +1,4 @@
-"""Flow control in the events of a job: its estimated wait, and when it is shrunk or halted."""
+"""Flow control in the events of a job: its estimated wait, and when it is ordered to stop or to take less time."""
 
 import asyncio
 import json
@@ -12,9 +12,19 @@ from tests.support.patience import PATIENCE
 from tests.support.push_servers import Station, until
 from windlass.model.estimate import Estimate, Why
 from windlass.model.events import Event
-from windlass.model.job import Job, State
+from windlass.model.job import Job, Reason, State
 from windlass.model.match import Match
-from windlass.model.operations import Cancel, ChangeQueue, Claim, Finish, Finished, GetEstimate, Register
+from windlass.model.operations import (
+    Cancel,
+    ChangeQueue,
+    Claim,
+    Delete,
+    Finish,
+    Finished,
+    GetEstimate,
+    LowerTimeout,
+    Register,
+)
 from windlass.model.outcome import Verdict
 from windlass.model.queue import QueueChange, Tier
 from windlass.model.worker import NewWorker
@@ -151,6 +161,33 @@ async def test_shrunk_and_halted_are_sent_to_followers_of_one_job_and_of_all(hub
                 found = [event for event in await watcher.take(10) if event.job is not None]
                 answer |= {(one.name, one.job.id) for one in found if one.job and one.name in ("shrunk", "halted")}
     assert answer == {("shrunk", flexible.id), ("halted", yielding.id)}
+
+
+async def test_an_order_to_stop_or_to_take_less_time_is_sent_to_followers_of_one_job_and_of_all(hub: Station) -> None:
+    worker = await start(hub, 2)
+    job, other = await hub.enqueue(), await hub.enqueue()
+    await hub.client(Claim(worker=worker, slots=2, wait=5))
+    wanted = [("lowered", job.id), ("lowered", job.id), ("stopping", job.id), ("stopping", other.id)]
+    answer: list[tuple[str, str]] = []
+    async with hub.engine.watching("default", Match()) as watcher, follow(hub, job) as one:
+        await after(one, "started")
+        for seconds in (60, 30):
+            await hub.client(LowerTimeout(id=job.id, timeout=seconds))
+            lowered = (await after(one, "lowered")).job
+            assert isinstance(lowered, Job)
+            assert lowered.deadline is not None
+            assert lowered.started_at is not None
+            assert (lowered.deadline - lowered.started_at).total_seconds() == seconds
+        await hub.client(Cancel(ids=[job.id]))
+        stopping = (await after(one, "stopping")).job
+        assert isinstance(stopping, Job)
+        assert (stopping.state, stopping.reason) == (State.RUNNING, Reason.CANCELLED)
+        await hub.client(Delete(ids=[other.id]))
+        async with asyncio.timeout(PATIENCE):
+            while len(answer) < len(wanted):
+                found = [event for event in await watcher.take(10) if event.job is not None]
+                answer += [(event.name, event.job.id) for event in found if event.job]
+    assert answer == wanted
 
 
 async def test_who_follows_a_job_that_was_shrunk_before_hears_of_its_start_first(hub: Station) -> None:

@@ -85,6 +85,7 @@ from windlass.model.operations import (
     PauseLimit,
     PauseSchedule,
     PauseTask,
+    PauseWorker,
     PutFile,
     PutHandler,
     PutLimit,
@@ -108,6 +109,7 @@ from windlass.model.operations import (
     SendSignal,
     Service,
     Show,
+    StopWorker,
     Tasks,
     Tokens,
     Unregister,
@@ -121,7 +123,7 @@ from windlass.model.quota import Quota
 from windlass.model.retry import RetryPolicy as Policy
 from windlass.model.schedule import NewSchedule
 from windlass.model.steps import MOST_STEP_BYTES
-from windlass.model.worker import NewWorker
+from windlass.model.worker import NewWorker, WorkerOrders
 
 A = TypeVar("A")
 
@@ -358,6 +360,7 @@ async def jobs_are_listed_and_counted(script: Script) -> None:
         Match(tag=["a b", "&c=d", "5"]),
         Match(key="k&=?"),
         Match(worker="nobody"),
+        Match(node="rack 7/&"),
         Match(created_after=EPOCH + timedelta(seconds=2), created_before=EPOCH + timedelta(seconds=4)),
         Match(payload={"n": 3}),
         Match(payload={"text": "3"}),
@@ -368,6 +371,9 @@ async def jobs_are_listed_and_counted(script: Script) -> None:
         listed = await script.ask(List(match=match))
         assert (await script.ask(Count(match=match))).count == len(listed.jobs)
     assert (await script.ask(Count(match=Match(payload={"text": "3"})))).count == 1
+    worker = (await script.ask(Register(worker=NewWorker(name="w", node="rack 7/&")))).worker
+    await script.ask(Claim(worker=worker))
+    assert (await script.ask(Count(match=Match(node="rack 7/&")))).count == 1
     await script.refused(List(limit=1001), Invalid)
     await script.refused(List(after="nonsense"), Invalid)
 
@@ -483,6 +489,32 @@ async def workers_come_and_go(script: Script) -> None:
     assert len(await script.ask(WorkerChanges(limit=1))) == 1
     await script.refused(WorkerChanges(limit=0), Invalid)
     await script.ask(GetStats())
+
+
+@scenario(PauseWorker, StopWorker, Renew, Register, Workers)
+async def workers_are_ordered(script: Script) -> None:
+    worker = await script.worker(queues=["a"])
+    paused = await script.ask(PauseWorker(worker=worker, pause=Pause(paused=True, why="a leak")))
+    assert (paused.orders.pause.paused, paused.orders.pause.why) == (True, "a leak")
+    told = (await script.ask(Renew(worker=worker, wait=0.1, paused=False))).worker
+    assert told == paused.orders
+    assert (await script.ask(Renew(worker=worker, wait=0.1, paused=True))).worker is None
+    assert (await script.ask(Renew(worker=worker, wait=0.1))).worker is None  # it takes no orders
+    stopped = await script.ask(StopWorker(worker="w"))  # by its name
+    assert (stopped.orders.stop, stopped.orders.pause.why) == ("soon", "a leak")
+    assert (await script.ask(StopWorker(worker=worker, now=True))).orders.stop == "now"
+    assert (await script.ask(StopWorker(worker=worker))).orders.stop == "now"  # what is ordered twice is not less
+    assert not (await script.ask(PauseWorker(worker=worker, pause=Pause()))).orders.pause.paused
+    (shown,) = await script.ask(Workers())
+    assert shown.orders == WorkerOrders(stop="now")
+    again = (await script.ask(Register(worker=NewWorker(name="again"), formerly=worker))).worker
+    assert [(one.id, one.orders.stop) for one in await script.ask(Workers())] == [(worker, None), (again, "now")]
+    pushed = await script.worker(url="http://127.0.0.1:9/", trusted=True)
+    await script.refused(StopWorker(worker=pushed), Conflict)
+    await script.ask(PauseWorker(worker=pushed, pause=Pause(paused=True)))
+    await script.refused(PauseWorker(worker="w", pause=Pause(paused=True)), Conflict)  # there are two of that name
+    await script.refused(StopWorker(worker="nobody"), Missing)
+    await script.refused(StopWorker(worker=""), Missing)
 
 
 @scenario(Claim, Begin, Renew, Adopt, Release)
@@ -648,6 +680,10 @@ async def what_was_done_is_read_page_by_page(script: Script) -> None:
     rest = await script.ask(Audit(tenant="shop", limit=2, after=page.next))
     assert ([entry.name for entry in rest.entries], rest.next) == (["a"], None)
     await script.refused(Audit(after="x"), Invalid)
+    job = await script.enqueue("later", delay=60.0)
+    await script.ask(Cancel(ids=[job.id]))
+    (line,) = (await script.ask(Audit(job=job.id))).entries
+    assert line.action == "cancel"
 
 
 @scenario(PutQuota, GetQuota)

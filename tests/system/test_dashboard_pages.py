@@ -123,6 +123,29 @@ def test_the_query_bar_completes_and_the_facets_narrow(dashboard: Dashboard) -> 
     expect(page).to_have_url(f"{dashboard.server.address}/#/jobs?q=queue%3Aof-mail")
 
 
+def test_a_facet_counts_what_runs_on_each_node(dashboard: Dashboard) -> None:
+    for node, queue in (("rack 1", "a"), ("rack 1", "b"), ("rack 2", "c")):
+        dashboard.running(queue, f"of-{queue}", dashboard.worker(queue, node=node))
+    dashboard.worker("d", node="idle")
+    shared = dashboard.ask("POST", "/workers", {"name": "w", "node": "shared"}, tenant="-")["worker"]
+    dashboard.queued()
+    page = dashboard.page(path="/jobs")
+    running = page.get_by_role("group", name="Running on")
+    expect(running.get_by_role("button")).to_have_text(["idle0", "rack 12", "rack 21", "shared"])
+    dashboard.ask("DELETE", f"/workers/{shared}", tenant="-")
+    running.get_by_role("button", name="rack 1").click()
+    expect(page).to_have_url(f"{dashboard.server.address}/#/jobs?q=state%3Arunning%20node%3A%22rack%201%22")
+    main = page.get_by_role("main")
+    expect(main.get_by_role("row")).to_have_count(3)
+    expect(main.get_by_role("link", name="of-a")).to_be_visible()
+    expect(running.get_by_role("button", name="rack 1")).to_have_attribute("aria-pressed", "true")
+    dashboard.running("e", "of-e", dashboard.worker("e", node="rack 1"))  # live
+    expect(main.get_by_role("row")).to_have_count(4)
+    expect(running.get_by_role("button", name="rack 1")).to_have_text("rack 13")
+    running.get_by_role("button", name="rack 1").click()
+    expect(page).to_have_url(f"{dashboard.server.address}/#/jobs")
+
+
 @on_one_store
 def test_a_query_that_names_no_field_says_which_there_are(dashboard: Dashboard) -> None:
     page = dashboard.page(path="/jobs?q=colour:red")
@@ -150,6 +173,25 @@ def test_an_action_on_all_that_match_counts_first_and_says_how_far_it_is(dashboa
     parts[0].continue_()
     expect(page.get_by_text("2 cancelled")).to_be_visible()
     assert {dashboard.ask("GET", f"/jobs/{id}")["state"] for id in ids} == {"cancelled"}
+
+
+@on_one_store
+def test_an_action_on_many_says_how_many_are_still_being_stopped(dashboard: Dashboard) -> None:
+    waiting = dashboard.queued()
+    _, one, _ = dashboard.running("slow")
+    dashboard.running("slower")
+    page = dashboard.page(path="/jobs")
+    page.get_by_label(f"Select {waiting}").click()
+    page.get_by_label(f"Select {one}").click()
+    press(page, "Cancel")
+    expect(page.get_by_text("1 cancelled, 1 is being stopped")).to_be_visible()
+    press(page, "Delete")
+    expect(page.get_by_role("dialog")).to_contain_text("2 run, and are stopped first")
+    page.get_by_role("dialog").get_by_role("button", name="Delete 3").click()
+    expect(page.get_by_text("1 deleted, 2 are being stopped")).to_be_visible()
+    page.goto(f"/#/job/{dashboard.tenant}/{dashboard.running('other')[1]}")
+    press(page, "Cancel")
+    expect(page.get_by_text("it is being stopped")).to_be_visible()
 
 
 @on_one_store
@@ -336,6 +378,7 @@ def test_a_running_job_is_ended_by_hand_and_annotated(dashboard: Dashboard) -> N
     expect(page.get_by_role("button", name="Retry")).to_have_count(0)
     page.get_by_text("More", exact=True).click()
     press(page, "Delete")
+    dashboard.deleted.add(id)
     page.get_by_role("dialog").get_by_role("button", name="Delete").click()
     expect(page.get_by_text("No jobs yet.")).to_be_visible()
 
@@ -377,6 +420,39 @@ def test_workers_stand_by_node_with_what_they_run(dashboard: Dashboard) -> None:
     expect(page.get_by_text(run[1])).to_be_visible()
 
 
+def test_a_worker_is_paused_resumed_and_stopped(dashboard: Dashboard) -> None:
+    worker = dashboard.worker("mail", name="web-1")
+    page = dashboard.page(path="/workers")
+    row = page.get_by_role("row").filter(has_text="web-1")
+    press(page, "Pause", row="web-1")
+    fill(page, Why="looking for a leak", For_how_many_minutes="30")
+    expect(row).to_contain_text("looking for a leak")
+    expect(row).to_contain_text("pausing")  # until it says that it drains
+    told = dashboard.ask("POST", f"/workers/{worker}/renew?wait=1&paused=false", [])
+    assert told["worker"]["pause"]["why"] == "looking for a leak"
+    press(page, "Resume", row="web-1")
+    expect(row).not_to_contain_text("looking for a leak")
+    press(page, "Stop", row="web-1")
+    page.get_by_role("dialog").get_by_label("Give running jobs back at once").check()
+    page.get_by_role("dialog").get_by_role("button", name="Stop").click()
+    expect(row).to_contain_text("stopping")
+    assert dashboard.ask("POST", f"/workers/{worker}/renew?wait=1&paused=false", [])["worker"]["stop"] == "now"
+    dashboard.ask("DELETE", f"/workers/{worker}")
+    expect(row).to_have_count(0)
+
+
+@on_one_store
+def test_a_shared_worker_is_ordered_only_by_who_acts_for_all_tenants(dashboard: Dashboard) -> None:
+    shared = dashboard.ask("POST", "/workers", {"name": "everyones", "queues": ["none"]}, tenant="-")["worker"]
+    try:
+        page = dashboard.page(path="/workers")
+        row = page.get_by_role("row").filter(has_text="everyones")
+        expect(row).to_be_visible()
+        expect(row.get_by_role("button", name="Stop")).to_have_count(0)
+    finally:  # others share this server
+        dashboard.ask("DELETE", f"/workers/{shared}", tenant="-")
+
+
 def test_a_limit_is_made_edited_paused_and_removed(dashboard: Dashboard) -> None:
     page = dashboard.page(path="/limits")
     press(page, "New limit")
@@ -415,7 +491,7 @@ def test_a_schedule_is_made_run_paused_and_removed(dashboard: Dashboard) -> None
     row = page.get_by_role("row").filter(has_text="nightly")
     expect(row).to_contain_text("0 3 * * * Europe/Rome")
     press(page, "Run now", row="nightly")
-    expect(page.get_by_text("queued", exact=True).first).to_be_visible()
+    expect(row).to_contain_text("queued, run by hand")
     press(page, "Pause", row="nightly")
     fill(page, Why="holidays")
     expect(row).to_contain_text("holidays")
@@ -426,6 +502,31 @@ def test_a_schedule_is_made_run_paused_and_removed(dashboard: Dashboard) -> None
     expect(page.get_by_text("No schedules.")).to_be_visible()
 
 
+def test_a_schedule_shows_its_last_runs_while_they_happen(dashboard: Dashboard) -> None:
+    dashboard.ask("PUT", "/schedules/rates", {"every": 86_400, "job": {"task": "rates", "queue": "bank"}})
+    asked: list[str] = []
+    page = dashboard.page(path="/schedules")
+    page.on("request", lambda one: asked.append(one.url) if "/schedules" in one.url else None)
+    row = page.get_by_role("row").filter(has_text="rates")
+    expect(row).to_contain_text("none yet")
+    cells = row.get_by_role("list", name="Last runs of rates").get_by_role("listitem")
+    for outcome in ("failed", "ok"):
+        dashboard.ask("POST", "/schedules/rates/run")
+        worker = dashboard.worker("bank")
+        (claimed,) = dashboard.ask("POST", f"/workers/{worker}/claim", {"slots": 1, "wait": 20})
+        expect(cells.last.get_by_role("link")).to_have_accessible_name(re.compile("running, run by hand, .* late$"))
+        id = claimed["job"]["id"]
+        dashboard.finish((worker, id, claimed["token"]), outcome)
+    expect(cells.last.get_by_role("link")).to_have_accessible_name(re.compile("succeeded, .* late, took "))
+    expect(cells).to_have_text(["✕", "✓"])
+    expect(row).to_contain_text("succeeded, run by hand")
+    assert all(url.endswith("/schedules") for url in asked), "one request for all schedules"
+    dashboard.ask("DELETE", f"/jobs/{id}")
+    expect(cells.last.get_by_role("img")).to_have_accessible_name(re.compile("its record is gone$"))
+    cells.first.get_by_role("link").click()
+    expect(page.get_by_role("heading", name="rates")).to_be_visible()
+
+
 @on_one_store
 def test_on_a_phone_a_row_with_buttons_is_no_wider_than_the_page(dashboard: Dashboard) -> None:
     dashboard.queued(queue="renders")
@@ -433,8 +534,11 @@ def test_on_a_phone_a_row_with_buttons_is_no_wider_than_the_page(dashboard: Dash
     dashboard.ask("PATCH", "/queues/renders", {"tiers": tiers})
     dashboard.ask("PUT", "/limits/bank", {"running": 1, "match": {"task": "charge"}})
     dashboard.failed("refused")
+    dashboard.ask("PUT", "/schedules/rates", {"every": 86_400, "overlap": "queue", "job": {"task": "rates"}})
+    for _ in range(15):
+        dashboard.ask("POST", "/schedules/rates/run")
     page = dashboard.page(viewport={"width": 390, "height": 844})
-    for path in ("queues", "limits", "failures", "tokens", "audit"):
+    for path in ("queues", "limits", "failures", "schedules", "tokens", "audit"):
         page.goto(f"/#/{path}")
         table = page.locator("main table.cards")
         expect(table).to_be_visible()
@@ -443,6 +547,25 @@ def test_on_a_phone_a_row_with_buttons_is_no_wider_than_the_page(dashboard: Dash
         assert needed <= there, path
         tall = table.locator("button").evaluate_all("all => all.map(one => one.getBoundingClientRect().height)")
         assert all(height < 40 for height in tall), path
+
+
+def test_the_timeline_of_a_job_says_what_was_done_to_it_by_hand(dashboard: Dashboard) -> None:
+    id, other = dashboard.queued(), dashboard.queued()
+    dashboard.ask("PATCH", f"/jobs/{id}", {"priority": 3, "tags": ["vip"]})
+    page = dashboard.page(path=f"/job/{dashboard.tenant}/{id}")
+    steps = page.get_by_role("region", name="Timeline").get_by_role("listitem")
+    expect(steps).to_have_count(2)
+    expect(steps.last).to_contain_text(re.compile("edited by token [0-9a-f]+.*priority, tags"))
+    dashboard.ask("PATCH", f"/jobs/{other}", {"priority": 3})
+    dashboard.ask("PATCH", f"/jobs/{id}", {"annotations": {"ticket": "<b>7</b>"}})  # live
+    expect(steps).to_have_count(3)
+    expect(steps.last).to_contain_text("ticket: <b>7</b>")
+    expect(page.get_by_role("region", name="Details")).to_contain_text("2 times")
+    press(page, "Cancel")
+    expect(steps.filter(has_text="cancelled by token")).to_have_count(1)
+    expect(steps).to_have_count(5)  # that it ended, too
+    press(page, "Retry")
+    expect(steps.filter(has_text="queued again by token")).to_have_count(1)
 
 
 # Failures, handlers, tokens, audit
@@ -460,6 +583,16 @@ def test_a_group_of_failures_leads_to_its_jobs_and_is_deleted(dashboard: Dashboa
     page.get_by_role("dialog").get_by_role("button", name="Delete 2").click()
     expect(page.get_by_text("2 deleted")).to_be_visible()
     assert [one["id"] for one in dashboard.ask("GET", "/jobs")["jobs"]] == [other]
+
+
+def test_a_group_of_failures_names_the_versions_of_its_handler(dashboard: Dashboard) -> None:
+    for version in (9, 10, 10):
+        dashboard.failed("no tax rate", "vat", handler_version=version)
+    dashboard.failed("refused")
+    page = dashboard.page(path="/failures")
+    row = page.get_by_role("row").filter(has_text="vat")
+    expect(row.locator(".tag")).to_have_text(["version 10: 2", "version 9: 1"])
+    expect(page.get_by_role("row").filter(has_text="mail").locator(".tag")).to_have_count(0)
 
 
 @on_one_store

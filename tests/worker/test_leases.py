@@ -109,6 +109,19 @@ async def test_a_job_that_goes_on_is_asked_about_though_others_had_ended_before(
     assert [one.id for one in question.jobs] == ["j"]
 
 
+async def test_a_renewal_that_is_hurried_as_the_worker_ends_lets_it_end(queue: Queue, runs: RunTable) -> None:
+    leases = Leases(runs, member_of(queue), SystemClock())
+    running = asyncio.ensure_future(leases.run())
+    await queue.asked.get()
+    waiting = leases._waiting
+    assert waiting is not None
+    leases._hurry(waiting)
+    running.cancel()
+    done, _ = await asyncio.wait([running], timeout=PATIENCE)
+    assert done
+    assert running.cancelled()
+
+
 class Meter:
     """Stands for one that finds the same each time."""
 

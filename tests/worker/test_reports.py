@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from msgspec import Raw
+import pytest
 
 from tests.support.patience import PATIENCE
 from windlass.model.errors import Full, Missing, TooLarge, Unavailable, WindlassError
@@ -156,6 +156,14 @@ async def test_an_outcome_that_cannot_be_kept_fails_its_own_job_only() -> None:
     ]
 
 
+async def test_a_run_whose_files_cannot_be_kept_is_given_back_without_them(caplog: pytest.LogCaptureFixture) -> None:
+    queue = Queue(TooLarge("too much"))
+    async with reporting(queue) as reports:
+        reports.release(Released(id="a", token=TOKEN, delay=60.0, files={"left": b"much"}))
+    assert queue.taken == [Released(id="a", token=TOKEN, delay=60.0)]
+    assert caplog.messages == ["a runs again without the files that it left: they could not be stored: too much"]
+
+
 class Slow(Queue):
     """Takes a while; refuses what its rules say, each of which may change its mind."""
 
@@ -271,19 +279,28 @@ async def test_what_has_to_wait_is_sent_on_together() -> None:
     assert queue.calls < 20
 
 
-async def test_what_has_to_wait_is_not_sent_on_in_one_that_is_too_large() -> None:
+@pytest.mark.parametrize("ended", [True, False], ids=["finished", "released"])
+async def test_what_has_to_wait_is_not_sent_on_in_one_that_is_too_large(*, ended: bool) -> None:
     class Careful(Queue):
         largest = 0
+        away = True
 
         async def __call__(self, operation: Operation[Any]) -> Any:
-            if isinstance(operation, Finish):
-                self.largest = max(self.largest, sum(len(bytes(job.result or b"")) for job in operation.jobs))
+            if isinstance(operation, Finish | Release):
+                if self.away:
+                    raise Unavailable("away")
+                self.largest = max(self.largest, sum(len(job.files["left"]) for job in operation.jobs))
             return await super().__call__(operation)
 
-    queue, result = Careful(Unavailable("away")), Raw(bytes(3 << 20))
+    queue, files = Careful(), {"left": bytes(3 << 20)}
     async with reporting(queue) as reports:
         for number in range(8):
-            reports.finish(Finished(id=f"{number:030x}57", token=TOKEN, outcome=Verdict.OK, result=result))
+            id = f"{number:030x}57"
+            if ended:
+                reports.finish(Finished(id=id, token=TOKEN, outcome=Verdict.OK, files=files))
+            else:
+                reports.release(Released(id=id, token=TOKEN, files=files))
             await asyncio.sleep(0.005)
+        queue.away = False
     assert len(queue.taken) == 8
     assert queue.largest <= MOST_BYTES

@@ -64,6 +64,17 @@ def test_a_job_alone_in_its_process_shows_the_memory_and_the_cpus_of_all_its_pro
     assert "of CPU time" in harness.run("jobs", "show", job.id, *where).stdout
 
 
+def test_the_failed_run_of_a_job_that_outlives_workers_keeps_what_it_used(harness: WorkerHarness) -> None:
+    harness.start()
+    job = harness.tasks.burn.using(on_lost="adopt").enqueue(100)
+    harness.noted("start")
+    let_go(harness)
+    error = harness.ended(job).error
+    assert error is not None
+    assert (error.peak_memory or 0) > 100 * MIB
+    assert (error.cpu_time or 0) > 0
+
+
 def test_what_a_job_puts_out_is_counted_though_it_shares_its_process(harness: WorkerHarness) -> None:
     harness.start(lease=LEASE)
     job = harness.tasks.say_and_stay.enqueue("words")

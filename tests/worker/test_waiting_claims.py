@@ -160,7 +160,7 @@ async def test_a_worker_that_is_paused_and_resumed_at_once_goes_on(
     running = asyncio.ensure_future(loop.run(lambda _: slots, lambda: 8))
     await waits(engine)
     for paused in (True, False, True, False):  # several before the claim has heard of the first
-        loop.pause(paused)
+        loop.pause("a test", paused)
     await engine(Enqueue(job=NewJob(task="a")))
     await asyncio.wait_for(slots.begun.wait(), PATIENCE)
     running.cancel()
@@ -176,7 +176,7 @@ async def test_a_worker_that_pauses_as_its_claim_is_answered_releases_what_it_go
     async def pause_on_answer(operation: Operation[A]) -> A:
         answer = await engine(operation)
         if isinstance(operation, Claim) and answer and not slots.released:
-            asyncio.get_running_loop().call_soon(loop.pause, True)
+            asyncio.get_running_loop().call_soon(loop.pause, "a test")
             await asyncio.sleep(0)
         return answer
 

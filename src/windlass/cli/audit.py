@@ -25,6 +25,7 @@ async def ls(
     limit: Annotated[
         int | None, option("N", "Show at most N lines (50; with --json all).", validator=validators.Number(gte=1))
     ] = None,
+    job: Annotated[str | None, option("ID", "Show only what was done to this job by its id.")] = None,
     target: Target = HERE,
 ) -> None:
     """Show who cancelled, retried, deleted, ended or annotated jobs by hand, or changed queues, limits, handlers or
@@ -32,24 +33,25 @@ async def ls(
 
     For example:
       windlass audit --limit 10
+      windlass audit --job 01936f2e-…
       windlass audit --tenant - --json | jq 'select(.action == "delete")'
     """
     most = limit or (None if target.json else SHOWN)
     async with open_queue(target) as queue:
-        entries = [entry async for entry in _entries(queue, most)]
+        entries = [entry async for entry in _entries(queue, most, job)]
     if target.json:
         for entry in entries:
             console.write_json(entry)
     elif entries:
         terminal.stdout().print(terminal.Table(_columns(entries), entries))
     else:
-        console.note("nothing was changed by hand yet")
+        console.note("nothing was changed by hand yet" if job is None else "nothing was done to it by hand")
 
 
-async def _entries(queue: Queue, most: int | None) -> AsyncIterator[AuditEntry]:
+async def _entries(queue: Queue, most: int | None, job: str | None) -> AsyncIterator[AuditEntry]:
     after, left = None, most
     while left is None or left > 0:
-        page = await queue(Audit(limit=min(left or MOST_AT_ONCE, MOST_AT_ONCE), after=after))
+        page = await queue(Audit(limit=min(left or MOST_AT_ONCE, MOST_AT_ONCE), after=after, job=job))
         for entry in page.entries:
             yield entry
         if (after := page.next) is None:

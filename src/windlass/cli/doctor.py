@@ -57,7 +57,7 @@ MOST_LOOKED_AT = 10_000
 """Scheduled jobs that are checked."""
 
 NEARLY_FULL = 0.05
-"""The share of what a store takes below which what is left is little."""
+"""A store is nearly full if what is left is a smaller share than this of what it takes."""
 
 MOST_DAMAGE = 20
 """Inconsistencies that are shown."""
@@ -318,7 +318,6 @@ async def _consistency(queue: Queue) -> AsyncIterator[Finding]:
         yield Finding("consistency", "FAIL", f"and {len(found) - MOST_DAMAGE:,} more")
 
 
-CHECKS: tuple[Callable[[Queue], AsyncIterator[Finding]], ...] = (
-    *(_store, _file, _space, _round_trip),
-    *(_workers, _upkeep, _pauses),
-)
+Check = Callable[[Queue], AsyncIterator[Finding]]
+
+CHECKS: tuple[Check, ...] = (_store, _file, _space, _round_trip, _workers, _upkeep, _pauses)

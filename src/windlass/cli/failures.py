@@ -84,6 +84,9 @@ async def show(fingerprint: Fingerprint, /, *, target: Target = HERE) -> None:
         console.write(f"in {group.where}")
     first, last = console.ago(group.first_at, now), console.ago(group.last_at, now)
     console.write(f"{console.plural(group.count, 'failed job')}, the first {first}, the last {last}: {job.id}")
+    if group.versions:
+        versions = ", ".join(f"version {one}: {count:,}" for one, count in group.versions.items())
+        console.write(f"by the versions of its handler: {versions}")
     if job.error is not None and job.error.traceback:
         console.write("")
         console.write(job.error.traceback.rstrip())

@@ -32,6 +32,7 @@ class MatchOptions:
     queue: Annotated[str | None, option("NAME", "In this queue.", "--queue", "-q")] = None
     tag: Annotated[list[str] | None, option("TAG", "With this tag; repeat to require several.")] = None
     worker: Annotated[str | None, option("ID", "Run by this worker, now or last.")] = None
+    node: Annotated[str | None, option("NAME", "Run on this node, now or last.")] = None
     key: Annotated[str | None, option("KEY", "With this key.")] = None
     reason: Annotated[Reason | None, option("REASON", "Ended, or to be retried, for this reason.")] = None
     created_after: Annotated[

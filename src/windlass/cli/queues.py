@@ -20,7 +20,7 @@ from windlass.cli import console, terminal
 from windlass.cli.enqueue import serves
 from windlass.cli.job_view import pending_note, wait_text
 from windlass.cli.options import OUTPUT, flag, given, option, output_policy, seconds, seconds_or_none
-from windlass.cli.resources import Resource, listing, pause_text, resource_app, run
+from windlass.cli.resources import Resource, WriteLine, listing, pause_text, resource_app, run
 from windlass.cli.target import HERE, Queue, Target, open_queue
 from windlass.cli.terminal import Column
 from windlass.model.errors import Invalid, Missing
@@ -37,9 +37,11 @@ from windlass.model.operations import (
     GetStats,
     Handlers,
     Operation,
+    PauseWorker,
     QueueCard,
     Queues,
     QueueStats,
+    StopWorker,
     WorkerChanges,
     Workers,
 )
@@ -125,12 +127,21 @@ def worker_columns(found: Sequence[Worker], now: datetime) -> list[Column]:
         Column("queues", _queues_text),
         *([Column("offers", lambda worker: ",".join(worker.offers))] if offers else []),
         Column("running", lambda worker: f"{worker.running} of {worker.slots}", right=True),
-        Column("", lambda worker: Text("draining" if worker.draining else "", style="yellow")),
+        Column("", lambda worker: Text(_ordered_text(worker) or "draining" * worker.draining, style="yellow")),
         *([Column("memory", _memory, right=True), Column("cpu", _cpus, right=True)] if measured else []),
         Column("handlers", _handler_languages),
         Column("since", lambda worker: console.ago(worker.registered_at, now)),
         Column("seen", lambda worker: console.ago(worker.seen_at, now)),
     ]
+
+
+def _ordered_text(worker: Worker) -> str:
+    """What it is ordered to do, and whether it does; empty = nothing."""
+    if worker.orders.stop is not None:
+        return "stopping"
+    if not worker.orders.pause.paused:
+        return ""
+    return pause_text(worker.orders.pause) if worker.draining else "pausing"
 
 
 def _memory(worker: Worker) -> str:
@@ -160,16 +171,49 @@ async def _unable(queue: Queue, found: list[Worker]) -> list[str]:
     ]
 
 
+def _print_worker(_named: str, worker: Worker, to: WriteLine) -> None:
+    to(f"{worker.name}: {_ordered_text(worker) or 'resumed'}")
+
+
+WORKER = Parameter(name="WORKER", help="Its name or id, as `workers ls` and `workers ls --json` show them.")
+
 workers = resource_app(
     Resource(
         name="workers",
-        help={"ls": "List the workers that are alive."},
+        help={
+            "ls": "List the workers that are alive.",
+            "pause": """Pause a worker: it claims no jobs, and what it runs goes on. It obeys within a second.
+
+    For example:
+      windlass workers pause web-1 --for 30m --why "looking for a leak"
+    """,
+            "resume": "Resume a worker: it claims jobs again.",
+        },
+        argument=WORKER,
         ls=listing(Workers),
         columns=worker_columns,
         empty="no workers; `windlass worker` starts one",
         notes=_unable,
+        pause=lambda worker, pause: PauseWorker(worker=worker, pause=pause),
+        pausing_creates=False,
+        print_one=_print_worker,
     )
 )
+
+
+@workers.command
+async def stop(
+    worker: Annotated[str, WORKER],
+    /,
+    *,
+    now: Annotated[bool, flag("Give its running jobs back at once.")] = False,
+    target: Target = HERE,
+) -> None:
+    """Stop a worker as the signal TERM does: it claims no jobs, lets what runs end within its grace, and exits.
+
+    Whatever keeps it running, like systemd or Kubernetes, may start another one in its place.
+    """
+    await run(StopWorker(worker=worker, now=now), target, partial(_print_worker, worker))
 
 
 @workers.command(name="jobs")

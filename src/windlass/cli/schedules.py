@@ -1,6 +1,6 @@
 """`windlass schedules`: jobs that are made at certain times."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from functools import partial
 from typing import Annotated
@@ -74,8 +74,22 @@ def _print(name: str, card: ScheduleCard, _: datetime, to: Callable[[str], None]
     for tick in card.next:
         console.note(f"  next  {tick.astimezone():%Y-%m-%d %H:%M:%S}")
     for one in card.runs:
-        job = f"{one.job} {one.state or 'its record is gone'}" if one.job is not None else ""
-        console.note(f"  run   {one.tick.astimezone():%Y-%m-%d %H:%M:%S}  {'  '.join(filter(None, [job, one.note]))}")
+        what = "  ".join(filter(None, [one.job, one.state, one.note, *_times_of(one)]))
+        console.note(f"  run   {one.tick.astimezone():%Y-%m-%d %H:%M:%S}  {what}")
+
+
+def _times_of(one: ScheduleRun) -> Iterator[str]:
+    """How late its job began, how long it took, and whether its record is gone."""
+    if one.gone:
+        yield "its record is gone"
+    if one.started_at is None:
+        return
+    if one.attempt > 1:
+        yield f"run {one.attempt}"
+    elif not one.joined:
+        yield f"{console.span((one.started_at - one.tick).total_seconds())} late"
+    if one.finished_at is not None:
+        yield f"took {console.span((one.finished_at - one.started_at).total_seconds())}"
 
 
 schedules = resource_app(
@@ -83,7 +97,7 @@ schedules = resource_app(
         name="schedules",
         help={
             "ls": "List schedules, with their next tick and last run.",
-            "show": "Show a schedule, its next five ticks and its last ten runs.",
+            "show": "Show a schedule, its next five ticks and its last fifteen runs.",
             "rm": "Remove a schedule. One that code declares and that was edited goes back to its declaration.",
             "pause": """Pause a schedule: its ticks make no jobs.
 

@@ -26,8 +26,10 @@ from windlass.model.audit import (
     caller,
 )
 from windlass.model.errors import WindlassError
+from windlass.model.names import check_id
 from windlass.model.new_job import JobOptions, NewJob
 from windlass.model.operations import (
+    MOST_AT_ONCE,
     OPERATIONS,
     Audit,
     Changed,
@@ -42,6 +44,7 @@ from windlass.model.operations import (
     SendSignal,
 )
 from windlass.model.token import Token
+from windlass.store.optional import AuditRow, AuditStore
 
 log = logging.getLogger("windlass.audit")
 
@@ -61,7 +64,7 @@ ACTIONS = {kind: re.sub(r"(?<!^)(?=[A-Z])", "-", kind.__name__).lower() for kind
 }
 """What an operation is called in the log."""
 
-NAMES = ("name", "queue", "task", "key")
+NAMES = ("name", "queue", "task", "worker", "key")
 """Fields that name what an operation changes."""
 
 UNSAID = {"tenant", "ids", "id", "match", "dry_run", "handler", "result", *NAMES}
@@ -133,9 +136,32 @@ async def _note(context: EngineContext, operation: Operation[Any], line: AuditLi
 async def read_audit(context: EngineContext, operation: Audit) -> AuditPage:
     if context.store.audit is None:
         return AuditPage(entries=[])
+    if operation.job is not None:
+        found = await _entries_of(context, context.store.audit, operation, operation.job)
+        return AuditPage(entries=found[: operation.limit])
     page = await context.store.audit.list(operation.tenant, operation.after, operation.limit)
-    entries = [AuditEntry(**asdict(_line.decode(one.data)), at=one.at, tenant=one.tenant) for one in page.rows]
-    return AuditPage(entries=entries, next=page.next)
+    return AuditPage(entries=[_entry(row) for row in page.rows], next=page.next)
+
+
+def _entry(row: AuditRow) -> AuditEntry:
+    return AuditEntry(**asdict(_line.decode(row.data)), at=row.at, tenant=row.tenant)
+
+
+async def _entries_of(context: EngineContext, kept: AuditStore, operation: Audit, id: str) -> list[AuditEntry]:
+    """The lines that name a job. The log has no index: it is read back to when the job was made."""
+    check_id(id, at="job")
+    (key,) = await context.keys([id], operation.tenant)
+    record = (await context.store.jobs.read([key])).records[0] if key is not None else None
+    entries: list[AuditEntry] = []
+    after = operation.after
+    while len(entries) < operation.limit:
+        page = await kept.list(operation.tenant, after, MOST_AT_ONCE)
+        found = [_entry(row) for row in page.rows if id.encode() in row.data]
+        entries += [entry for entry in found if id in entry.ids]
+        after = page.next
+        if after is None or (record is not None and page.rows[-1].at < record.job.created_at):
+            break
+    return entries
 
 
 ANSWERS: dict[type[Operation[Any]], Callable[[EngineContext, Any], Awaitable[Any]]] = {Audit: read_audit}

@@ -24,9 +24,9 @@ from windlass.engine.flow.apply import is_paused, paused_since
 from windlass.engine.records import OptionsByTask, change_record, job_with_options, read_task_options
 from windlass.model.admission import check_new
 from windlass.model.errors import Conflict, Invalid, Missing, Unavailable, WindlassError
-from windlass.model.job import PENDING
+from windlass.model.job import FINISHED, PENDING, Job
 from windlass.model.limit import Pause
-from windlass.model.names import EVERY_TENANT, JobKey, check_name, keyed_id
+from windlass.model.names import EVERY_TENANT, JobKey, check_name, key_of, keyed_id
 from windlass.model.new_job import NOTHING, NewJob
 from windlass.model.operations import (
     Accepted,
@@ -224,11 +224,11 @@ async def _cards(context: EngineContext, schedules: Sequence[Schedule]) -> list[
         if run.job is not None
     ]
     reading = await context.store.jobs.read(keys)
-    jobs_now = {key: record.job.state for key, record in zip(keys, reading.records, strict=True) if record is not None}
+    jobs_now = {key: record.job for key, record in zip(keys, reading.records, strict=True) if record is not None}
     cards = []
     for schedule, progress in zip(schedules, found, strict=True):
         runs = progress.runs if progress is not None else []
-        shown = [replace(run, state=jobs_now.get(JobKey(run.job or "", schedule.tenant))) for run in reversed(runs)]
+        shown = [_shown(run, jobs_now.get(JobKey(run.job or "", schedule.tenant))) for run in reversed(runs)]
         card = ScheduleCard(
             **asdict(_without_ended_pause(schedule, reading.now)),
             next=_coming(schedule, reading.now),
@@ -238,6 +238,14 @@ async def _cards(context: EngineContext, schedules: Sequence[Schedule]) -> list[
         cards.append(card)
         await asyncio.sleep(0)
     return cards
+
+
+def _shown(run: ScheduleRun, job: Job | None) -> ScheduleRun:
+    return _noted(run, job) if job is not None else replace(run, gone=run.job is not None)
+
+
+def _noted(run: ScheduleRun, job: Job) -> ScheduleRun:
+    return replace(run, state=job.state, attempt=job.attempt, started_at=job.started_at, finished_at=job.finished_at)
 
 
 def _coming(schedule: Schedule, now: datetime) -> list[datetime]:
@@ -457,8 +465,8 @@ class Scheduler:
         states = await context.store.records.list(STATES, due)
         options = await _options(context, [self._schedules[name] for name in due])
         schedules = {name: _resolved(self._schedules[name], options) for name in due}
-        pending = await _pending(context, schedules, states)
-        made = [decide(one, states.get(name), now, pending.get(name, [])) for name, one in schedules.items()]
+        earlier = await _earlier_jobs(context, schedules, states)
+        made = [decide(one, states.get(name), now, earlier) for name, one in schedules.items()]
         replaced = [JobKey(id, one.schedule.tenant) for one in made for id in one.replaced]
         if replaced:
             await context.move_jobs(replaced, lambda record, _: jobs.cancel(record.job))
@@ -486,28 +494,25 @@ async def _options(context: EngineContext, schedules: Sequence[Schedule]) -> Opt
     return {} if all(one.exact for one in schedules) else await read_task_options(context)
 
 
-async def _pending(
+async def _earlier_jobs(
     context: EngineContext, schedules: Mapping[str, Schedule], states: Mapping[str, bytes]
-) -> dict[str, list[str]]:
-    """The jobs of earlier ticks that have not ended, by schedule."""
-    named = [
-        (name, JobKey(run.job, schedule.tenant))
-        for name, schedule in schedules.items()
-        if schedule.overlap != "queue" and name in states
-        for run in _progress.decode(states[name]).runs
-        if run.job is not None and not run.joined
+) -> dict[JobKey, Job]:
+    """The jobs of earlier ticks, as far as their records are there."""
+    keys = [
+        JobKey(run.job, schedules[name].tenant)
+        for name, state in states.items()
+        for run in _progress.decode(state).runs
+        if run.job is not None
     ]
-    reading = await context.store.jobs.read([key for _, key in named])
-    found: dict[str, list[str]] = {}
-    for (name, key), record in zip(named, reading.records, strict=True):
-        if record is not None and record.job.state in PENDING:
-            found.setdefault(name, []).append(key.id)
-    return found
+    records = (await context.store.jobs.read(list(dict.fromkeys(keys)))).records if keys else []
+    return {key_of(record.job): record.job for record in records if record is not None}
 
 
-def decide(schedule: Schedule, state: bytes | None, now: datetime, pending: Sequence[str]) -> Decision:
-    """Which of the ticks up to now make jobs. Pure. `pending`: jobs of earlier ticks."""
+def decide(schedule: Schedule, state: bytes | None, now: datetime, earlier: Mapping[JobKey, Job]) -> Decision:
+    """Which of the ticks up to now make jobs, and how those of earlier ticks ended. Pure. `earlier`: their jobs."""
     progress = TickProgress(schedule.changed_at) if state is None else _progress.decode(state)
+    before = [(run, earlier.get(JobKey(run.job or "", schedule.tenant))) for run in progress.runs]
+    pending = [job.id for run, job in before if job is not None and job.state in PENDING and not run.joined]
     due = _due(schedule, _done_until(schedule, state), now)
     made: list[NewJob] = []
     runs: list[ScheduleRun] = []
@@ -520,8 +525,9 @@ def decide(schedule: Schedule, state: bytes | None, now: datetime, pending: Sequ
     if due.missed is not None:
         runs.append(ScheduleRun(tick=due.missed, note="missed: there was no process to make its job"))
     skipped = progress.skipped + sum(run.job is None for run in runs)
-    after = TickProgress(due.until, [*progress.runs, *runs][-MOST_RUNS:], skipped)
-    replaced = list(pending) if schedule.overlap == "replace" and made else []
+    noted = [_noted(run, job) if job is not None and job.state in FINISHED else run for run, job in before]
+    after = TickProgress(due.until, [*noted, *runs][-MOST_RUNS:], skipped)
+    replaced = pending if schedule.overlap == "replace" and made else []
     return Decision(schedule, state, after, made, replaced)
 
 

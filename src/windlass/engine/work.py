@@ -22,6 +22,7 @@ from windlass.engine.flow.apply import hold_limits
 from windlass.engine.flow.tiers import rebalance
 from windlass.engine.handlers import tasks_of
 from windlass.engine.jobs import check_output, deliveries
+from windlass.engine.workers import unknown_orders
 from windlass.model import lifecycle
 from windlass.model.job import Reason
 from windlass.model.lifecycle import Move
@@ -132,6 +133,8 @@ async def _renew_until_ordered(context: EngineContext, operation: Renew, lease: 
         while True:
             # Renew once more before the first wait: an order may have come before it listened for wake-ups.
             renewed = await renew_now(context, bare, lease)
+            if operation.paused is not None:
+                renewed = replace(renewed, worker=await unknown_orders(context, operation))
             remaining = until - loop.time()
             if renewed != NOTHING_NEW or remaining <= 0:
                 return renewed

@@ -1,4 +1,4 @@
-"""Answers to operations on workers: register, list, unregister; which came and went."""
+"""Answers to operations on workers: register, list, unregister, order; which came and went."""
 
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -10,14 +10,25 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from windlass.engine.context import EngineContext, known_worker, lease_of, unknown_worker
-from windlass.engine.flow.apply import update_tier_caps
+from windlass.engine.flow.apply import is_paused, paused_since, update_tier_caps
 from windlass.engine.records import register_task_options
 from windlass.engine.schedules import declare_schedules
-from windlass.model.errors import Invalid, WindlassError
+from windlass.model.errors import Conflict, Denied, Invalid, WindlassError
+from windlass.model.limit import Pause
 from windlass.model.names import EVERY_TENANT, text_id
-from windlass.model.operations import Operation, Register, Registered, Unregister, WorkerChanges, Workers
+from windlass.model.operations import (
+    Operation,
+    PauseWorker,
+    Register,
+    Registered,
+    Renew,
+    StopWorker,
+    Unregister,
+    WorkerChanges,
+    Workers,
+)
 from windlass.model.push import read_url
-from windlass.model.worker import NewWorker, Worker, WorkerChange, unmet
+from windlass.model.worker import NO_ORDERS, NewWorker, Worker, WorkerChange, WorkerOrders, unmet
 from windlass.store.data import ANYTHING
 
 SECRETS = "push.secret"
@@ -26,11 +37,15 @@ SECRETS = "push.secret"
 STAYS = "worker-stays"
 """Records: since when workers were there and until when, by worker."""
 
+ORDERS = "worker-orders"
+"""Records: what people ordered workers to do, by worker."""
+
 MOST_GONE = 100
 """Workers that are remembered after they went."""
 
 
 _pack = msgspec.msgpack.Encoder().encode
+_orders = msgspec.msgpack.Decoder(WorkerOrders)
 
 
 async def register(context: EngineContext, operation: Register) -> Registered:
@@ -51,6 +66,8 @@ async def register(context: EngineContext, operation: Register) -> Registered:
     worker = await context.store.workers.heartbeat(id, operation.tenant, lease, about)
     if operation.id is not None and worker is not None:
         context.remember_worker(worker)  # only now: the cached worker must survive a store that is away
+    if operation.id is None and operation.formerly is not None:
+        await _hand_on(context, operation.tenant, operation.formerly, id)
     if operation.id is None and worker is not None:
         await _note(context, id, WorkerStay(worker.tenant, worker.name, worker.node, worker.registered_at))
     await update_tier_caps(context)
@@ -82,7 +99,7 @@ def _without_unmet(worker: NewWorker) -> NewWorker:
 async def workers(context: EngineContext, operation: Workers) -> list[Worker]:
     """The workers that serve a tenant: its own, and shared ones without their URLs."""
     tenant = operation.tenant
-    found = await context.store.workers.list(EVERY_TENANT)
+    found = await _ordered(context, await context.store.workers.list(EVERY_TENANT))
     if tenant == EVERY_TENANT:
         return found
     serving = [worker for worker in found if worker.tenant in (EVERY_TENANT, tenant)]
@@ -95,9 +112,87 @@ async def unregister(context: EngineContext, operation: Unregister) -> None:
     if await context.store.workers.heartbeat(operation.worker, operation.tenant, 0.0) is None:
         raise unknown_worker(operation.worker)
     with suppress(WindlassError):
+        await context.store.records.swap(ORDERS, known.id, ANYTHING, None)
         now = (await context.store.jobs.read([])).now
         await _note(context, known.id, WorkerStay(known.tenant, known.name, known.node, known.registered_at, now))
     await update_tier_caps(context)
+
+
+# What people order a worker to do. The order stays, as a record, until the worker is gone: each renewal says what the
+# worker knows of it, and is answered with what is new. So no order is lost with an answer, and none is obeyed twice.
+
+
+async def pause_worker(context: EngineContext, operation: PauseWorker) -> Worker:
+    worker = await _worker_to_order(context, operation.worker, operation.tenant)
+    now = (await context.store.jobs.read([])).now
+    since = paused_since(operation.pause, worker.orders.pause, now)
+    return await _order(context, worker, pause=replace(operation.pause, since=since) if since else Pause())
+
+
+async def stop_worker(context: EngineContext, operation: StopWorker) -> Worker:
+    worker = await _worker_to_order(context, operation.worker, operation.tenant)
+    if worker.url is not None:
+        raise Conflict(f"{worker.name} is a push worker: end it where it runs; it can be paused here", at="worker")
+    stop = "now" if operation.now or worker.orders.stop == "now" else "soon"
+    return await _order(context, worker, stop=stop)
+
+
+async def unknown_orders(context: EngineContext, renew: Renew) -> WorkerOrders | None:
+    """What a worker is ordered to do; null = what it knows. If the store does not say so, it still may renew."""
+    with suppress(WindlassError):
+        data = (await context.store.records.list(ORDERS, [renew.worker])).get(renew.worker)
+        orders = NO_ORDERS if data is None else await _in_force(context, _orders.decode(data))
+        if (orders.pause.paused, orders.stop) != (renew.paused, renew.stop):
+            return orders
+    return None
+
+
+async def _worker_to_order(context: EngineContext, named: str, tenant: str) -> Worker:
+    serving = await workers(context, Workers(tenant=tenant))
+    found = [one for one in serving if one.id == named] or [one for one in serving if one.name == named]
+    if not found:
+        raise unknown_worker(named)
+    if len(found) > 1:
+        raise Conflict(f"{len(found)} workers are called {named[:60]}: name one by its id", at="worker")
+    if found[0].tenant != tenant != EVERY_TENANT:
+        raise Denied(
+            f"{found[0].name} serves all tenants: it takes orders only for all of them (tenant -)", at="worker"
+        )
+    return found[0]
+
+
+async def _order(context: EngineContext, worker: Worker, **changes: Any) -> Worker:
+    records = context.store.records
+    while True:
+        before = (await records.list(ORDERS, [worker.id])).get(worker.id)
+        orders = replace(NO_ORDERS if before is None else _orders.decode(before), **changes)
+        if await records.swap(ORDERS, worker.id, before, _pack(orders)):
+            return replace(worker, orders=orders)
+
+
+async def _ordered(context: EngineContext, found: list[Worker]) -> list[Worker]:
+    """Workers, with what they are ordered to do."""
+    stored = await context.store.records.list(ORDERS) if found else {}
+    orders = {id: await _in_force(context, _orders.decode(data)) for id, data in stored.items()}
+    return [replace(worker, orders=orders[worker.id]) if worker.id in orders else worker for worker in found]
+
+
+async def _in_force(context: EngineContext, orders: WorkerOrders) -> WorkerOrders:
+    """Orders without a pause that is over."""
+    if orders.pause.until is None or is_paused(orders.pause, (await context.store.jobs.read([])).now):
+        return orders
+    return replace(orders, pause=Pause())
+
+
+async def _hand_on(context: EngineContext, tenant: str, formerly: str, id: str) -> None:
+    """Let a worker that was forgotten, and has a new id, go on under the orders that it had."""
+    records = context.store.records
+    stay = (await records.list(STAYS, [formerly])).get(formerly)
+    data = (await records.list(ORDERS, [formerly])).get(formerly)
+    if stay is None or data is None or _stay.decode(stay).tenant != tenant:
+        return
+    await records.swap(ORDERS, id, ANYTHING, data)
+    await records.swap(ORDERS, formerly, ANYTHING, None)
 
 
 # Workers that came and went. A worker that is lost cannot say so: the process that keeps the history notices it.
@@ -137,6 +232,7 @@ async def note_lost_workers(context: EngineContext) -> None:
     gone = sorted((stay.left_at, id) for id, stay in stays.items() if stay.left_at is not None)
     for _, id in gone[:-MOST_GONE]:
         await records.swap(STAYS, id, ANYTHING, None)
+        await records.swap(ORDERS, id, ANYTHING, None)
 
 
 async def worker_changes(context: EngineContext, operation: WorkerChanges) -> list[WorkerChange]:
@@ -159,4 +255,6 @@ ANSWERS: dict[type[Operation[Any]], Callable[[EngineContext, Any], Awaitable[Any
     Workers: workers,
     WorkerChanges: worker_changes,
     Unregister: unregister,
+    PauseWorker: pause_worker,
+    StopWorker: stop_worker,
 }

@@ -8,7 +8,7 @@ from base64 import b64decode
 from collections.abc import AsyncGenerator, AsyncIterable
 from contextlib import AbstractAsyncContextManager
 from datetime import datetime
-from typing import Literal, Protocol
+from typing import Literal, Protocol, get_args
 
 import msgspec
 from msgspec import Raw, Struct
@@ -19,7 +19,7 @@ from windlass.model.lifecycle import Move, Step
 from windlass.model.match import Match
 from windlass.model.output import Chunk, Stream
 
-EventName = Literal[
+JobEventName = Literal[
     "queued",
     "estimate",
     "edited",
@@ -28,33 +28,21 @@ EventName = Literal[
     "progress",
     "output",
     "shrunk",
+    "lowered",
     "halted",
+    "stopping",
     "adopted",
     "retrying",
     "succeeded",
     "failed",
     "cancelled",
-    "deleted",
-    "gap",
 ]
 
-NAMES: tuple[EventName, ...] = (
-    "queued",
-    "estimate",
-    "edited",
-    "started",
-    "begun",
-    "progress",
-    "output",
-    "shrunk",
-    "halted",
-    "adopted",
-    "retrying",
-    "succeeded",
-    "failed",
-    "cancelled",
-)
-"""Those of a job. Only those who watch many hear of `deleted`, and of `gap`: that some events were missed."""
+EventName = Literal[JobEventName, "deleted", "gap"]
+"""Only those who watch many jobs hear of `deleted`, and of `gap`: that some events were missed."""
+
+NAMES: tuple[JobEventName, ...] = get_args(JobEventName)
+"""Those of one job."""
 
 ALONE = ("estimate", "begun", "output")
 """Those that only followers of that job receive."""
@@ -181,9 +169,9 @@ def state_event(job: Job) -> EventName:
     return "retrying" if job.attempt else "queued"
 
 
-def yield_event(job: Job) -> EventName | None:
-    """What a running job has given for others that wait, as an event: time, or its place; null = nothing."""
-    return _SACRIFICES.get(job.reason) if job.state is State.RUNNING else None
+def order_event(job: Job) -> EventName | None:
+    """What a running job was ordered to do, as an event: to take less time, or to stop; null = nothing."""
+    return _ORDERS.get(job.reason) if job.state is State.RUNNING else None
 
 
 def move_event(move: Move) -> EventName | None:
@@ -205,9 +193,24 @@ _ENDS: dict[State, EventName] = {
     State.CANCELLED: "cancelled",
 }
 
-_IN_PLACE: dict[Step, EventName] = {Step.SHRINK: "shrunk", Step.HALT: "halted", Step.ADOPT: "adopted"}
+_IN_PLACE: dict[Step, EventName] = {
+    Step.SHRINK: "shrunk",
+    Step.LOWER: "lowered",
+    Step.HALT: "halted",
+    Step.CANCEL: "stopping",
+    Step.DELETE: "stopping",
+    Step.ABANDON: "stopping",
+    Step.ADOPT: "adopted",
+}
 
-_SACRIFICES: dict[Reason | None, EventName] = {Reason.SHRUNK: "shrunk", Reason.HALTED: "halted"}
+_ORDERS: dict[Reason | None, EventName] = {
+    Reason.SHRUNK: "shrunk",
+    Reason.LOWERED: "lowered",
+    Reason.HALTED: "halted",
+    Reason.CANCELLED: "stopping",
+    Reason.DELETED: "stopping",
+    Reason.ABANDONED: "stopping",
+}
 
 
 def output_data(chunk: Chunk) -> OutputData:
@@ -245,8 +248,8 @@ def encode_line(event: Event) -> bytes:
 async def read(lines: AsyncIterable[str]) -> AsyncGenerator[Event, None]:
     """The events in the lines of a stream; whatever else is there is passed over."""
     name, id, data = "", "", ""
-    async for encode_line in lines:
-        field, _, value = encode_line.rstrip("\r\n").partition(":")
+    async for line in lines:
+        field, _, value = line.rstrip("\r\n").partition(":")
         value = value.removeprefix(" ")
         match field:
             case "event":
@@ -255,7 +258,7 @@ async def read(lines: AsyncIterable[str]) -> AsyncGenerator[Event, None]:
                 id = value
             case "data":
                 data = f"{data}\n{value}" if data else value
-            case "" if not value and not encode_line.startswith(":"):
+            case "" if not value and not line.startswith(":"):
                 if name in (*NAMES, "deleted", "gap") and data:
                     yield _event(name, id, data)
                 name, data = "", ""

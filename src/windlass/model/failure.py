@@ -41,6 +41,8 @@ class FailureGroup(Struct, frozen=True, kw_only=True):
     """When the last of them failed."""
     sample: str
     """The id of the last of them."""
+    versions: dict[int, int] = {}
+    """How many of them each version of their handler ran, the newest first. Tasks of an app have no versions."""
 
 
 ITS_OWN = frozenset({Reason.ERROR, Reason.RETRY, Reason.FAILED})
@@ -101,6 +103,7 @@ def group_of(job: Job) -> FailureGroup:
         first_at=at,
         last_at=at,
         sample=job.id,
+        versions={} if job.handler_version is None else {job.handler_version: 1},
     )
 
 
@@ -114,7 +117,13 @@ def merge(groups: dict[tuple[str, str], FailureGroup], more: Iterable[FailureGro
 
 def _both(a: FailureGroup, b: FailureGroup) -> FailureGroup:
     newest = a if a.last_at >= b.last_at else b
-    return replace(newest, count=a.count + b.count, first_at=min(a.first_at, b.first_at))
+    versions = {one: a.versions.get(one, 0) + b.versions.get(one, 0) for one in {*a.versions, *b.versions}}
+    return replace(
+        newest,
+        count=a.count + b.count,
+        first_at=min(a.first_at, b.first_at),
+        versions=dict(sorted(versions.items(), reverse=True)),
+    )
 
 
 def in_order(groups: Iterable[FailureGroup]) -> list[FailureGroup]:

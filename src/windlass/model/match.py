@@ -31,6 +31,8 @@ class Match(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknow
     tag: Annotated[list[str], Meta(max_length=32)] = []
     """All of these must be there."""
     worker: str | None = None
+    node: str | None = None
+    """The machine of the worker that has it, or had it last."""
     key: str | None = None
     reason: Reason | None = None
     created_after: Time | None = None
@@ -68,6 +70,7 @@ def matches(match: Match, job: Job, payload: object = None) -> bool:
         and match.task in (None, job.task)
         and match.queue in (None, job.queue)
         and match.worker in (None, job.worker)
+        and match.node in (None, job.node)
         and match.key in (None, job.key)
         and match.reason in (None, job.reason)
         and (match.created_after is None or job.created_at > match.created_after)

@@ -19,7 +19,7 @@ CatchUp = Literal["skip", "once", "all"]
 LEAST_EVERY = 1.0
 """Seconds."""
 
-MOST_RUNS = 10
+MOST_RUNS = 15
 """Runs of a schedule that are remembered."""
 
 
@@ -86,7 +86,15 @@ class ScheduleRun(Struct, frozen=True, kw_only=True, omit_defaults=True):
     note: str = ""
     """Why it made none."""
     state: State | None = None
-    """The state of the job now; null = its record is gone, or there was none."""
+    """The state of the job now; of one whose record is gone, how it ended. Null = not known, or there was none."""
+    attempt: int = 0
+    """Which run of the job is the current or last one, from 1; 0 = it has not started."""
+    started_at: Time | None = None
+    """When that run started."""
+    finished_at: Time | None = None
+    """When the job ended; null while it is pending."""
+    gone: bool = False
+    """Whether the record of the job is gone; what is said of it was noted at a later tick."""
 
 
 class ScheduleCard(Schedule, frozen=True, kw_only=True, omit_defaults=True):
@@ -95,7 +103,7 @@ class ScheduleCard(Schedule, frozen=True, kw_only=True, omit_defaults=True):
     next: list[Time] = field(default_factory=list)
     """The next five ticks; none while it is paused without an end."""
     runs: list[ScheduleRun] = field(default_factory=list)
-    """The last ten, newest first."""
+    """The last fifteen, newest first."""
     skipped: int = 0
     """Ticks so far that made no job."""
 

@@ -1,4 +1,4 @@
-"""The record of a worker: who may claim what, and when it was last heard of."""
+"""The record of a worker: who may claim what, when it was last heard of, and what people ordered it to do."""
 
 from datetime import datetime
 from typing import Annotated, Literal
@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct, field
 
 from windlass.model.handler import Language
+from windlass.model.limit import Pause
 from windlass.model.names import DEFAULT_QUEUE, Name
 from windlass.model.new_job import JobOptions
 from windlass.model.schedule import NewSchedule
@@ -115,6 +116,21 @@ class WorkerUsage(Struct, frozen=True, forbid_unknown_fields=True):
     """How many CPUs were busy with them on average since the report before."""
 
 
+StopOrder = Literal["soon", "now"]
+"""`soon`: let running jobs end within the worker's grace, then exit. `now`: give them back at once, and exit."""
+
+
+class WorkerOrders(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What people ordered a worker to do."""
+
+    pause: Pause = Pause()
+    """Whether it is to claim nothing for now."""
+    stop: StopOrder | None = None
+
+
+NO_ORDERS = WorkerOrders()
+
+
 class Worker(NewWorker, frozen=True, kw_only=True, omit_defaults=False):
     """A worker as the queue knows it."""
 
@@ -126,6 +142,8 @@ class Worker(NewWorker, frozen=True, kw_only=True, omit_defaults=False):
     """How many jobs it holds now."""
     usage: WorkerUsage | None = None
     """As it last reported; null = it has not."""
+    orders: WorkerOrders = NO_ORDERS
+    """It has obeyed them once it is `draining`, or is gone."""
     registered_at: datetime
     """When it introduced itself."""
     seen_at: datetime
@@ -144,6 +162,11 @@ class WorkerChange(Struct, frozen=True, kw_only=True):
     name: str
     node: str
     tenant: str
+
+
+def as_introduced(worker: Worker) -> NewWorker:
+    """A worker as it introduced itself."""
+    return NewWorker(**{name: getattr(worker, name) for name in NewWorker.__struct_fields__})
 
 
 def unmet(worker: NewWorker, task: str) -> list[str]:

@@ -37,11 +37,13 @@ from windlass.model.operations import (
     Output,
     PauseLimit,
     PauseTask,
+    PauseWorker,
     PutHandler,
     PutLimit,
     Register,
     RemoveLimit,
     Send,
+    StopWorker,
     answer_type,
 )
 from windlass.model.shapes import SHAPES, Shape
@@ -65,8 +67,8 @@ LOCATED = (Enqueue, Register, AddToken)
 PATTERN_END = r"$(?!\n)"
 """The end of our own patterns: in Python `$` alone would accept a trailing newline."""
 
-CONTENDED = (PutLimit, PauseLimit, RemoveLimit, ChangeQueue, PauseTask, PutHandler)
-"""Operations that fail with 409 when there are too many of a thing, or when it changes at the same time."""
+CONTENDED = (PutLimit, PauseLimit, RemoveLimit, ChangeQueue, PauseTask, PutHandler, PauseWorker, StopWorker)
+"""Operations that fail with 409: there are too many of a thing or of that name, or it changes at the same time."""
 
 ABOUT = """A job queue over HTTP. Every route reads and writes MessagePack and JSON, by Content-Type and Accept.
 

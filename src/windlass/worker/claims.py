@@ -55,7 +55,8 @@ class Registration:
 
     async def register(self) -> None:
         about = self.about
-        registered = await self._service(Register(tenant=self._tenant, worker=about))
+        formerly = self._worker or None
+        registered = await self._service(Register(tenant=self._tenant, worker=about, formerly=formerly))
         if self._worker not in ("", registered.worker):
             log.warning("the queue had forgotten this worker; registered again as %s", registered.worker)
         self._worker, self.lease = registered.worker, registered.lease

@@ -6,7 +6,7 @@ process runs no user code, so nothing a task does can keep it from renewing.
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from operator import attrgetter
 from typing import NamedTuple
@@ -17,6 +17,7 @@ from windlass.model.errors import WindlassError
 from windlass.model.operations import Alive, Renew, Renewed
 from windlass.model.output import RunUsage
 from windlass.model.ports import Clock
+from windlass.model.worker import NO_ORDERS, WorkerOrders
 from windlass.worker.claims import Registration
 from windlass.worker.linux import UsageMeter
 from windlass.worker.reports import without_repeats
@@ -68,7 +69,14 @@ class Leases:
         self._hurried = False
         self._meter = meter
         self._measured_at = float("-inf")
+        self._take_orders: Callable[[WorkerOrders], None] | None = None
+        self._orders: WorkerOrders | None = None
+        """What people have ordered this worker to do; null = it takes no orders."""
         runs.subscribe(self)
+
+    def take_orders(self, obey: Callable[[WorkerOrders], None]) -> None:
+        """From now on, call this with what people order the worker to do."""
+        self._take_orders, self._orders = obey, NO_ORDERS
 
     async def run(self) -> None:
         await self._registration.registered.wait()
@@ -135,15 +143,18 @@ class Leases:
         for one, asked in zip(runs, alive, strict=True):
             one.asked = asked.heard is not None
         memory, cpu, _ = measured
+        paused, stop = (None, None) if self._orders is None else (self._orders.pause.paused, self._orders.stop)
         asking = asyncio.ensure_future(
-            self._registration.ask(lambda names: Renew(**names, jobs=alive, wait=wait, memory=memory, cpu=cpu))
+            self._registration.ask(
+                lambda names: Renew(**names, jobs=alive, wait=wait, memory=memory, cpu=cpu, paused=paused, stop=stop)
+            )
         )
         if wait > YOUNG:
             self._waiting = asking
         try:
             return await asking
         except asyncio.CancelledError:
-            if not self._hurried:
+            if not self._hurried or is_cancelled():  # both may come in the same round of the event loop
                 raise
             return Renewed()
         finally:
@@ -181,7 +192,10 @@ class Leases:
         self._hurried = asking.cancel()
 
     def _obey(self, asked: Sequence[ActiveRun], renewed: Renewed) -> None:
-        """Do what the answer says of the runs that were named and are still active."""
+        """Do what the answer says: of the worker, and of the runs that were named and are still active."""
+        if renewed.worker is not None and self._take_orders is not None:
+            self._orders = renewed.worker
+            self._take_orders(renewed.worker)
         if not (renewed.lost or renewed.orders or renewed.messages):
             return
         # A job may have come back meanwhile, as another run: the answer is not about that one.
@@ -204,3 +218,9 @@ class Leases:
         while True:
             await self._clock.sleep(UPDATE_EVERY)
             self._runs.send_updates()
+
+
+def is_cancelled() -> bool:
+    """Whether the current task is to end."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

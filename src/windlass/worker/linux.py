@@ -161,8 +161,7 @@ def end_children_but(spared: Callable[[], Collection[int]]) -> None:
 def end_marked(mark: str, within: float) -> None:
     """Kill whatever was started with this variable (`NAME=value`) in its environment, and reap what is ours of it.
 
-    Shims are spared, and what is below them.
-    Looked for until there is none several times, or the time is over.
+    Shims are spared, and what is below them. It looks again until it has found none several times, or the time is over.
     """
     quiet, killed = 0, set[int]()
     for _ in range(int(within / BREATH)):
@@ -184,7 +183,7 @@ def with_shims(pids: Sequence[int]) -> set[int]:
 
 
 def _reap(pid: int) -> bool:
-    """Whether there is nothing left of it. Who was killed becomes our child when its parent has ended, or is init's."""
+    """Whether nothing is left of a killed process. When its parent has ended, it is a child of ours, or of init."""
     with suppress(ChildProcessError):
         os.waitpid(pid, os.WNOHANG)
     return not Path(f"/proc/{pid}").exists()
@@ -280,17 +279,17 @@ class UsageMeter:
         family |= _family(adopted)
         at, used = self._clock.monotonic(), sum(one.cpu for one in family.values())
         # What adopted ones had used before is not of this time.
-        before = self._used + sum(_total(family, pid).cpu for pid in adopted - self._adopted)
+        before = self._used + sum(_total(family, pid)[1] for pid in adopted - self._adopted)
         busy = _busy(before, used, at - self._at)
         self._at, self._used, self._adopted = at, used, adopted
         measured, earlier = {}, self._runs
         self._runs = {}
         for number, own in runs.items():
-            total = _total(family, own.pid)
-            last = earlier.get(number) or (own.since, 0.0)
-            cpu = None if last[0] is None else _busy(last[1], total.cpu, at - last[0])
-            measured[number] = RunUsage(memory=total.memory, cpu=cpu)
-            self._runs[number] = (at, total.cpu)
+            memory, seconds = _total(family, own.pid)
+            since, before = earlier.get(number) or (own.since, 0.0)
+            cpu = None if since is None else _busy(before, seconds, at - since)
+            measured[number] = RunUsage(memory=memory, cpu=cpu)
+            self._runs[number] = (at, seconds)
         return sum(one.memory for one in family.values()), busy, measured
 
 
@@ -313,12 +312,12 @@ def _family(pids: Iterable[int]) -> dict[int, _ProcessUsed]:
     return found
 
 
-def _total(family: Mapping[int, _ProcessUsed], pid: int) -> _ProcessUsed:
-    """What one of them and all below it have used."""
+def _total(family: Mapping[int, _ProcessUsed], pid: int) -> tuple[int, float]:
+    """Bytes of memory and seconds of CPU of one of them and all below it."""
     below = [pid]
     for one in below:
         below += family[one].children
-    return _ProcessUsed(sum(family[one].memory for one in below), sum(family[one].cpu for one in below), below[1:])
+    return sum(family[one].memory for one in below), sum(family[one].cpu for one in below)
 
 
 def _busy(before: float, used: float, seconds: float) -> float:

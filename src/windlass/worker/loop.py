@@ -54,9 +54,8 @@ class WorkerLoop:
         self._burst = burst
         self._languages = languages
         self._stopped = False
-        self._paused = False
-        self._suspended = False
-        """True while no context can start, so a claimed job could not run."""
+        self.paused_by: set[str] = set()
+        """Why nothing is claimed now."""
 
     async def run(
         self, runner_of: RunnerOf, slots: Callable[[], int], warm: Callable[[], Sequence[str]] = tuple
@@ -102,21 +101,17 @@ class WorkerLoop:
 
     @property
     def _claims_nothing(self) -> bool:
-        return self._paused or self._suspended or self._stopped
+        return self._stopped or bool(self.paused_by)
 
     def stop(self) -> None:
         self._stopped = True
         self._interrupt()
 
-    def pause(self, paused: bool) -> None:
-        """Claim nothing for now, or resume."""
-        self._paused = paused
-        self._interrupt()
-
-    def suspend(self, suspended: bool) -> None:
-        """Claim nothing while no context can be started."""
-        self._suspended = suspended
-        self._interrupt()
+    def pause(self, by: str, paused: bool = True) -> None:
+        """Claim nothing as long as any reason remains; the same reason does not count twice."""
+        if paused != (by in self.paused_by):
+            self.paused_by ^= {by}
+            self._interrupt()
 
     def take_only(self, languages: list[Language]) -> None:
         """From now on, claim handlers' jobs only in these languages."""

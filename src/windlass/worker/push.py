@@ -41,10 +41,11 @@ from windlass.model.operations import (
 from windlass.model.outcome import Verdict
 from windlass.model.ports import Clock, Randomness
 from windlass.model.wire import FAULTS, Format
-from windlass.model.worker import NewWorker, Worker
+from windlass.model.worker import NewWorker, Worker, WorkerOrders, as_introduced
 from windlass.worker.claims import Registration
 from windlass.worker.contexts.frames import RunOutcome
 from windlass.worker.guarded import GuardedBackend
+from windlass.worker.leases import is_cancelled
 from windlass.worker.loop import WorkerLoop
 from windlass.worker.network import Network, check_url
 from windlass.worker.runs import ActiveRun, Stop, finished
@@ -228,14 +229,14 @@ class OnBehalf:
 
     async def __call__(self, operation: Operation[Any]) -> Any:
         match operation:
-            case Register():  # it has registered itself
+            case Register() if operation.id is None:  # it has registered itself
                 return Registered(worker=self._worker.id, lease=self._store.lease)
             case Claim():
                 now = self._clock.monotonic()
                 self._unknown = {task: until for task, until in self._unknown.items() if until > now}
                 return await self._store.claim(self._worker, operation, self._unknown)
             case Renew():
-                renewed = await self._store.renew(self._worker, operation) if operation.jobs else NOTHING_NEW
+                renewed = await self._store.renew(self._worker, operation)
                 if operation.wait and renewed == NOTHING_NEW:
                     await self._clock.sleep(min(operation.wait, RENEW_EVERY, self._store.lease / 4))
                 return renewed
@@ -340,12 +341,12 @@ class PushRunner:
         pause = PAUSES[min(self._failures, len(PAUSES) - 1)]
         log.warning("cannot send a job to %s: %s; again in %g s", self._worker.name, fault, pause)
         self._failures += 1
-        self._worker_loop.pause(True)
+        self._worker_loop.pause("a failed delivery")
         self._resuming = self._loop.call_later(pause, self._resume)
 
     def _resume(self) -> None:
         self._resuming = None
-        self._worker_loop.pause(False)
+        self._worker_loop.pause("a failed delivery", False)
 
     def stop(self, run: ActiveRun) -> None:
         """A cancelled job is the worker's to stop, when it renews. One that it has not answered for sees the connection
@@ -409,10 +410,38 @@ class Dispatcher:
         self.worker = worker
         self._store = store
         on_behalf = OnBehalf(worker, service, store, clock)
-        self._loop = WorkerLoop(Registration(on_behalf, worker.tenant, worker), clock=clock, chance=chance)
+        self._registration = Registration(on_behalf, worker.tenant, as_introduced(worker))
+        self._clock = clock
+        self._loop = WorkerLoop(self._registration, clock=clock, chance=chance)
+        self._loop.leases.take_orders(self._obey)
+        self._ordered = asyncio.Event()
+        """Set when people have paused or resumed the worker, until the queue knows that it drains."""
         self._runner = PushRunner(worker, on_behalf, delivery, self._loop, clock)
         self._gone = False
         """Whether the worker is gone."""
+        self._obey(worker.orders)
+
+    def _obey(self, orders: WorkerOrders) -> None:
+        if orders.pause.paused != self._paused:
+            log.info("%s is %s", self.worker.name, "paused" if orders.pause.paused else "resumed")
+            self._loop.pause("an order", orders.pause.paused)
+            self._ordered.set()
+
+    @property
+    def _paused(self) -> bool:
+        return "an order" in self._loop.paused_by
+
+    async def _announce_draining(self) -> None:
+        """Say so when no jobs are sent to the worker, or are again, so that its free slots do not count."""
+        while True:
+            await self._ordered.wait()
+            self._ordered.clear()
+            try:
+                await self._registration.update(replace(self._registration.about, draining=self._paused))
+            except WindlassError as fault:
+                log.info("cannot announce that %s drains: %s", self.worker.name, fault)
+                await self._clock.sleep(RENEW_EVERY)
+                self._ordered.set()
 
     def worker_gone(self) -> None:
         """When this is cancelled, its jobs are lost at once."""
@@ -436,6 +465,7 @@ class Dispatcher:
             await self._adopt()
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._loop.leases.run())
+                group.create_task(self._announce_draining())
                 await self._loop.run(lambda _: self._runner, self._runner.slots)
         finally:
             self._runner.release_unsent()
@@ -572,10 +602,5 @@ class Push:
             log.exception("sending jobs to %s", dispatcher.worker.name)
         finally:
             found = self._dispatchers.get(dispatcher.worker.id)
-            if found is not None and found[0] is dispatcher and not _cancelled():
+            if found is not None and found[0] is dispatcher and not is_cancelled():
                 del self._dispatchers[dispatcher.worker.id]
-
-
-def _cancelled() -> bool:
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0

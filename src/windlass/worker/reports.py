@@ -43,7 +43,7 @@ MOST_UNKNOWN = 5
 """How often a question is asked again that the queue does not know, or of a worker that it does not know."""
 
 MOST_BYTES = 8 << 20
-"""Of the results and new jobs in one report."""
+"""Of the results, files and new jobs that are sent in one request."""
 
 TEMPORARY = (Unavailable, Full, Busy)
 """Errors after which the same report is sent again."""
@@ -98,7 +98,7 @@ class ReportBatch(NamedTuple):
     instead: Callable[[Any, WindlassError], Any] | None = None
     """What is reported instead of a report that the queue refuses."""
     size: int = 0
-    """Bytes of its results and new jobs, once it waits in a line."""
+    """Bytes of its results, files and new jobs, once it waits in a line."""
 
     def with_more(self, other: "ReportBatch") -> "ReportBatch | None":
         """Both in one, if they are of one kind and that is not too much."""
@@ -313,7 +313,7 @@ class Reports:
                 await self._post(one)
 
     def _postpone(self, line: ReportLine, batch: ReportBatch) -> None:
-        batch = batch._replace(size=sum(_size(one) for one in batch.reports if isinstance(one, Finished)))
+        batch = batch._replace(size=sum(_size(one) for one in batch.reports if isinstance(one, Finished | Released)))
         if line in self._late:
             # Joined with the last one, unless that is being sent: a worker that goes on meanwhile ends jobs a few at a
             # time, and would send them a few at a time for as long as it has work.
@@ -374,19 +374,19 @@ def _instead_of(batch: ReportBatch, fault: WindlassError) -> list[ReportBatch]:
     if batch.instead is None:
         log.error("the queue refuses the report on job %s: %s", report.id, fault)
         return []
-    log.warning("%s failed: its outcome could not be stored: %s", report.id, fault)
     return [batch._replace(reports=[batch.instead(report, fault)], instead=None)]
 
 
 def not_storable(report: Finished, fault: WindlassError) -> Finished:
     """The report on a job whose own report is refused, because its result is too large for instance."""
     message = f"its outcome could not be stored: {fault}"
+    log.warning("%s failed: %s", report.id, message)
     return Finished(id=report.id, token=report.token, tenant=report.tenant, outcome=Verdict.FAILED, message=message)
 
 
 def without_files(report: Released, fault: WindlassError) -> Released:
-    """The report on a job that is to run again and whose own report is refused: what it left is too large."""
-    log.warning("job %s: its files could not be stored: %s", report.id, fault)
+    """The report on a job that is to run again and whose own report is refused, because its files are too large."""
+    log.warning("%s runs again without the files that it left: they could not be stored: %s", report.id, fault)
     return replace(report, files={})
 
 
@@ -406,7 +406,7 @@ def _batches(reports: list[E]) -> list[list[E]]:
 
 def _size(report: Finished | Released) -> int:
     size = sum(map(len, report.files.values())) if report.files else 0
-    if isinstance(report, Released):
-        return size
-    size += len(memoryview(report.result)) if report.result else 0
-    return size + sum(len(memoryview(job.payload)) for job in report.jobs) if report.jobs else size
+    if isinstance(report, Finished):
+        size += len(memoryview(report.result)) if report.result else 0
+        size += sum(len(memoryview(job.payload)) for job in report.jobs) if report.jobs else 0
+    return size

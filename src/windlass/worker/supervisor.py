@@ -21,7 +21,7 @@ from windlass.model.handler import Language
 from windlass.model.names import EVERY_TENANT
 from windlass.model.operations import Service
 from windlass.model.ports import Clock, Randomness
-from windlass.model.worker import NewWorker, unmet
+from windlass.model.worker import NewWorker, WorkerOrders, unmet
 from windlass.worker import WorkerOptions
 from windlass.worker.adoption import Adoption
 from windlass.worker.claims import Registration
@@ -44,6 +44,10 @@ CHECK_EVERY = 0.25
 
 NO_APP = AppInfo(tasks=[], queues=[], store="", tenant=EVERY_TENANT)
 """A worker without an app: it runs jobs that have a handler."""
+
+A_SIGNAL, AN_ORDER = "a signal", "an order"
+BY_PEOPLE = frozenset({A_SIGNAL, AN_ORDER})
+"""Who pauses a worker, so that it counts as draining. The loop knows other reasons to claim nothing."""
 
 PROBE_EVERY, PROBE_SOON = 300.0, 60.0
 """Seconds between two probes of the languages that can be run; and if some cannot."""
@@ -88,13 +92,12 @@ class Supervisor:
             meter=UsageMeter(clock),
             slots_of=app.slots,
         )
+        self._loop.leases.take_orders(self.obey)
         self._runs = self._loop.runs
         shared = options if app.tasks else replace(options, contexts=0)
         self._contexts = ContextRunner(processes, self._runs, shared, clock, kept, opens=app.opens, batches=app.batches)
         self._large_batches = {task: one.size for task, one in app.batches.items() if one.size > options.slots}
         """Calls in a batch of tasks for which this worker has not enough slots."""
-        self._without: set[str] = set()
-        """Why nothing is claimed now, apart from a pause."""
         self._adoption: Adoption | None = None
         if kept is not None:
             self._adoption = Adoption(
@@ -110,7 +113,6 @@ class Supervisor:
         self._grace_over: float | None = None
         """When the grace of running jobs is over, by our own clock; null = not stopping."""
         self._forced = asyncio.Event()
-        self._paused = False
         self._drains = asyncio.Event()
         """Set when it begins or ends draining, until the queue knows."""
         self._unreported = False
@@ -126,7 +128,7 @@ class Supervisor:
         if not await self._loop.register():
             return
         self._contexts.fill()
-        self._suspend("open", not self._contexts.is_open)
+        self._loop.pause("open", not self._contexts.is_open)
         about = self._registration.about
         log.info("%s runs jobs, %d at once", about.name, about.slots)
         self._warn_of_batches(about.slots)
@@ -174,12 +176,24 @@ class Supervisor:
         self._loop.stop()
         self._drains.set()
 
-    def pause(self, paused: bool) -> None:
-        """Stop claiming for now, or resume."""
-        log.info("claiming paused" if paused else "claiming resumed")
-        self._paused = paused
-        self._loop.pause(paused)
+    def pause(self, paused: bool, by: str = A_SIGNAL) -> None:
+        """Claim nothing for now; or claim again, unless something else has paused it too."""
+        self._loop.pause(by, paused)
+        if still := " and ".join(sorted(self._loop.paused_by & BY_PEOPLE)):
+            log.info("claiming paused by %s", still)
+        else:
+            log.info("claiming resumed")
         self._drains.set()
+
+    def obey(self, orders: WorkerOrders) -> None:
+        """Do what people have ordered."""
+        if orders.pause.paused != (AN_ORDER in self._loop.paused_by):
+            self.pause(orders.pause.paused, AN_ORDER)
+        if orders.stop is not None and self._grace_over is None:
+            log.info("ordered to stop")
+            self.stop()
+        if orders.stop == "now" and not self._forced.is_set():
+            self.stop()
 
     def quit(self) -> None:
         """Exit at once and report nothing: leases run out, and the guardian ends every process."""
@@ -295,7 +309,7 @@ class Supervisor:
         while True:
             await self._drains.wait()
             self._drains.clear()
-            draining = self._paused or self._grace_over is not None
+            draining = bool(self._loop.paused_by & BY_PEOPLE) or self._grace_over is not None
             if self._grace_over is not None and not self._runs.active:
                 continue  # it is about to unregister
             try:
@@ -313,24 +327,18 @@ class Supervisor:
         """
         while True:
             await self._contexts.zygote_lost()
-            self._suspend("zygote", yes=True)
+            self._loop.pause("zygote")
             self._contexts.release_waiting()
             await self._contexts.restart()
-            self._suspend("zygote", yes=False)
+            self._loop.pause("zygote", False)
             log.info("claiming resumed: the process that forks contexts is back")
 
     async def _await_open(self) -> None:
         """Claim nothing while no context has opened what the app wants open: what is claimed could not begin."""
         while True:
-            self._suspend("open", not self._contexts.is_open)
+            self._loop.pause("open", not self._contexts.is_open)
             self._contexts.changed.clear()
             await self._contexts.changed.wait()
-
-    def _suspend(self, why: str, yes: bool) -> None:
-        before = bool(self._without)
-        self._without = self._without | {why} if yes else self._without - {why}
-        if bool(self._without) != before:
-            self._loop.suspend(not before)
 
     async def _check(self) -> None:
         while True:

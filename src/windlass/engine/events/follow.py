@@ -14,7 +14,7 @@ from windlass.engine.context import touch_every
 from windlass.engine.events.feed import Feed, Follower
 from windlass.model.errors import WindlassError
 from windlass.model.estimate import Estimate
-from windlass.model.events import Event, EventCursor, EventName, EventWithOutput, output_data, state_event, yield_event
+from windlass.model.events import Event, EventCursor, EventName, EventWithOutput, order_event, output_data, state_event
 from windlass.model.job import FINISHED, Job, State
 from windlass.model.names import key_of
 from windlass.model.operations import GetOutput, Service, Show
@@ -77,8 +77,8 @@ class _JobEvents:
         self._tenant = tenant
         self._place = place
         self._progress: Progress | None = None
-        self._given: tuple[str, str | None] | None = None
-        """The last `shrunk` or `halted` event that was sent, and the tier it left."""
+        self._ordered: tuple[EventName, str | None, datetime | None] | None = None
+        """The last event of an order that was sent, with the tier and the deadline that it left."""
         self._adopted_at: datetime | None = None
         """Of the last `adopted` event that was sent."""
         self._seen: Job | None = None
@@ -106,9 +106,9 @@ class _JobEvents:
 
     def _other_changes(self, job: Job) -> Iterator[EventName]:
         """What has changed of a job beside its state."""
-        if (given := yield_event(job)) is not None and (given, job.assigned) != self._given:
-            self._given = given, job.assigned
-            yield given
+        if (name := order_event(job)) is not None and (name, job.assigned, job.deadline) != self._ordered:
+            self._ordered = name, job.assigned, job.deadline
+            yield name
         seen, self._seen = self._seen, job
         if job.state in FINISHED:
             return

@@ -81,10 +81,12 @@ from windlass.model.operations.jobs import Stats as Stats
 from windlass.model.operations.records import AddToken as AddToken
 from windlass.model.operations.records import Audit as Audit
 from windlass.model.operations.records import GetQuota as GetQuota
+from windlass.model.operations.records import PauseWorker as PauseWorker
 from windlass.model.operations.records import PutQuota as PutQuota
 from windlass.model.operations.records import Register as Register
 from windlass.model.operations.records import Registered as Registered
 from windlass.model.operations.records import RemoveToken as RemoveToken
+from windlass.model.operations.records import StopWorker as StopWorker
 from windlass.model.operations.records import Tokens as Tokens
 from windlass.model.operations.records import Unregister as Unregister
 from windlass.model.operations.records import WorkerChanges as WorkerChanges

@@ -6,6 +6,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from windlass.model.audit import AuditPage
 from windlass.model.duration import Seconds
+from windlass.model.limit import Pause
 from windlass.model.operations.table import MOST_AT_ONCE, Operation, operation
 from windlass.model.quota import Quota
 from windlass.model.token import Issued, Scope, Token
@@ -31,6 +32,8 @@ class Register(Operation[Registered], frozen=True, kw_only=True):
     worker: NewWorker
     id: str | None = None
     """The worker that is known; null = it is new, and gets an id."""
+    formerly: str | None = None
+    """The id that the queue has forgotten: what people ordered that worker holds for this one."""
 
 
 @operation("GET", "/workers", "read")
@@ -50,6 +53,27 @@ class Unregister(Operation[None], frozen=True, kw_only=True):
     """A worker takes its leave."""
 
     worker: str
+
+
+# What people order a worker to do: it learns so within a second, when it renews. It is named by its id, or by its name
+# if no other worker has that.
+
+
+@operation("PATCH", "/workers/{worker}", "operate", body="pause")
+class PauseWorker(Operation[Worker], frozen=True, kw_only=True):
+    """Let a worker claim nothing for a while, or let it claim again. What it runs goes on."""
+
+    worker: str
+    pause: Pause
+
+
+@operation("POST", "/workers/{worker}/stop", "operate")
+class StopWorker(Operation[Worker], frozen=True, kw_only=True):
+    """Let a worker exit, as the signal TERM does: it claims nothing, and running jobs may end within its grace."""
+
+    worker: str
+    now: bool = False
+    """Whether to give running jobs back at once, as a second TERM does."""
 
 
 # Tokens
@@ -104,3 +128,5 @@ class Audit(Operation[AuditPage], frozen=True, kw_only=True):
 
     limit: Annotated[int, Meta(ge=1, le=MOST_AT_ONCE)] = 100
     after: str | None = None
+    job: str | None = None
+    """Only what was done to this job by its id, on one page. An operation on more than ten names only the first ten."""

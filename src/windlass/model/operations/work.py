@@ -15,7 +15,7 @@ from windlass.model.new_job import NewJob
 from windlass.model.operations.table import MOST_AT_ONCE, Operation, operation
 from windlass.model.outcome import Verdict
 from windlass.model.output import MOST_CHUNKS, NewChunk, Progress, RunUsage
-from windlass.model.worker import SandboxTier
+from windlass.model.worker import SandboxTier, StopOrder, WorkerOrders
 
 MOST_WARM = 100  # names in a claim's `warm`
 MOST_SPAWNED = 100  # new jobs in the report of one job
@@ -56,8 +56,7 @@ class LeasedJob(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_un
 
     id: str
     token: str
-    tenant: Name | None = None
-    """Whose job it is; null = the worker's own tenant. A worker of all tenants names it for each job."""
+    tenant: Name | None = None  # whose job it is; null = the worker's own tenant. A worker of all tenants names it
 
 
 class Applied(Struct, frozen=True, kw_only=True):
@@ -120,6 +119,7 @@ class Renewed(Struct, frozen=True, kw_only=True):
     lost: list[str] = []  # jobs that are no longer this worker's: stop them, report nothing
     orders: list[Order] = []
     messages: list[Delivered] = []  # messages to jobs that accept input; sent again until `heard` confirms them
+    worker: WorkerOrders | None = None  # what the worker itself is to do, if it does not know that
 
 
 @operation("POST", "/workers/{worker}/renew", "work", body="jobs")
@@ -131,6 +131,8 @@ class Renew(Operation[Renewed], frozen=True, kw_only=True):
     wait: Wait = 0.0  # seconds to wait for orders or messages if there are none yet
     memory: Annotated[int, Meta(ge=0, le=2**62)] | None = None  # bytes that the worker and all its processes use
     cpu: Annotated[float, Meta(ge=0, le=1e6)] = 0.0  # how many CPUs they kept busy since the last such report
+    paused: bool | None = None  # whether it knows that it is ordered to pause; null = it takes no orders
+    stop: StopOrder | None = None  # the order to stop that it knows of
 
 
 class Finished(LeasedJob, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, gc=False):

@@ -271,13 +271,11 @@ def add(tx: Transaction, drafts: Sequence[Draft]) -> list[Added]:
     if not all(draft.follows for draft in drafts):
         tx.check_room(sum(len(memoryview(draft.new.payload)) for draft in drafts))
     group_epoch = tx.rules.group_epoch
-    stale = [draft for draft in drafts if draft.group_epoch != group_epoch]
-    if stale:
+    if [draft for draft in drafts if draft.group_epoch != group_epoch]:  # takes less time than `any`
         raise StaleRules
     named = job_keys(drafts)
     seen = set(tx.column(_KNOWN, blob_array(named)))
-    unique = [draft for draft in drafts if draft.identity]
-    if unique:
+    if [draft for draft in drafts if draft.identity]:
         return _add_unique(tx, drafts, named, seen)
     if not seen and len(set(named)) == len(named):
         _add_new(tx, drafts, named)

@@ -220,7 +220,7 @@ class Execution:
     """Nothing may come between "cancelled" and "has ended": or the exception would hit the next job of that thread."""
 
     def __init__(self, assignments: Sequence[Assignment], send: SendUpdate) -> None:
-        """`assignments`: one."""
+        """`assignments`: a single one, unless this is a batch."""
         self._assignment = assignment = assignments[0]
         self._send = send
         self._job: RunningJob | None = None

@@ -105,16 +105,14 @@ def assignment_of(number: int, claimed: Claimed) -> Assignment:
         claimed.files,
         job.input and job.stdin is None,
         job.one_argument,
-        "" if job.stdin is None else _terminal_of(job),
+        _terminal_of(job) if job.stdin == "terminal" else "",
         job.with_results,
         claimed.results,
     )
 
 
 def _terminal_of(job: Job) -> str:
-    """As its caller says in its headers; empty = it has none."""
-    if job.stdin != "terminal":
-        return ""
+    """As its caller says in its headers."""
     named = job.headers.get(TERM, "")
     return named if TERMINALS.fullmatch(named) else "xterm"
 

@@ -83,6 +83,7 @@ export const FIELDS = {
   text: "a text in the message of its last error",
   reason: "why it ended or waits: timeout, crashed …",
   worker: "the worker that has it or had it last",
+  node: "the machine of that worker",
   key: "the caller's own name for it",
   fingerprint: "the group of its failure",
   created_after: "a time, such as 2026-01-31T08:00:00Z",
@@ -92,7 +93,7 @@ export const FIELDS = {
 export const PENDING = ["blocked", "scheduled", "queued", "running"];
 export const FINISHED = ["succeeded", "failed", "cancelled"];
 export const STATES = [...PENDING, ...FINISHED];
-export const REASONS = ["error", "retry", "failed", "timeout", "crashed", "lost", "deadline", "expired", "shrunk", "halted", "released", "snoozed", "cancelled", "memory", "output", "disk", "dependency", "abandoned", "by_hand"];
+export const REASONS = ["error", "retry", "failed", "timeout", "crashed", "lost", "deadline", "expired", "shrunk", "lowered", "halted", "released", "snoozed", "cancelled", "memory", "output", "disk", "dependency", "abandoned", "by_hand"];
 
 /** The words of a query: a text in quotes stays together. @param {string} text */
 export const wordsOf = (text) => [...text.matchAll(/(?:[\w.-]+:)?"[^"]*"|\S+/g)].map(([word]) => word);

@@ -22,13 +22,13 @@ export function Job({ tenant, id, can }) {
       <div class="two"><div class="stack">
         ${job.progress && html`<${Progress} progress=${job.progress} />`}
         <${Result} api=${api} job=${job} /><${Attempts} job=${job} /><${Steps} api=${api} job=${job} /><${Family} api=${api} job=${job} /><${Output} job=${job} /><${Payload} api=${api} job=${job} /><${Files} api=${api} job=${job} /></div>
-      <div class="stack"><${Timeline} job=${job} /><${Facts} job=${job} /></div></div></div>`;
+      <div class="stack"><${Timeline} api=${api} job=${job} can=${can} /><${Facts} job=${job} /></div></div></div>`;
 }
 
 /** @param {any} props */
 function Actions({ api, job, again, can }) {
   const ended = FINISHED.includes(job.state), path = `/jobs/${job.id}`;
-  const act = (/** @type {string} */ verb, /** @type {string} */ said) => async () => { await api.post(`${path}/${verb}`); again(); return said; };
+  const act = (/** @type {string} */ verb, /** @type {string} */ said) => async () => { const { stopping } = await api.post(`${path}/${verb}`); again(); return stopping ? "it is being stopped" : said; };
   const given = (/** @type {string} */ title, /** @type {string} */ go, /** @type {any[]} */ fields, /** @type {(given: any) => Promise<any>} */ send, /** @type {string} */ said) => async () => {
     if (!(await ask({ title, go, fields, act: send }))) return "";
     again();
@@ -36,9 +36,9 @@ function Actions({ api, job, again, can }) {
   };
   const remove = async () => {
     if (!(await sure("Delete this job?", job.state === "running" ? "It runs now, and is stopped first." : "Its record and its result go.", "Delete"))) return "";
-    await api.remove(path);
+    const { stopping } = await api.remove(path);
     location.hash = "/jobs";
-    return "deleted";
+    return stopping ? "it is being stopped" : "deleted";
   };
   const edit = async () => {
     const full = await api.get(path, { payload: true });
@@ -246,19 +246,34 @@ function Output({ job }) {
   ${printed.length > 0 && html`<${Panel} title="Output" actions=${mark}><div class="body"><pre class="output" ref=${box} tabindex="0" role="log" aria-label="Output">${printed.map((one) => html`<span key=${one.n} class=${one.stream === "stdout" ? "" : "err"}>${one.text}</span>`)}</pre></div><//>`}`;
 }
 
+/** What the audit log calls what was done to a job, in words. @type {Record<string, string>} */
+const BY_HAND = { cancel: "cancelled", retry: "queued again", delete: "deleted", edit: "edited", finish: "finished", fail: "failed", "lower-timeout": "time limit lowered" };
+
+/** What was asked for, besides of which job. @param {string} details of a line of the audit log */
+function asked(details) {
+  try {
+    const { annotations = {}, changed = [], content_type: _, ...rest } = JSON.parse(details || "{}");
+    return [...changed, ...Object.entries({ ...annotations, ...rest }).map(([name, value]) => (value === null ? `${name} removed` : `${name}: ${pretty(value)}`))].join(", ");
+  } catch {
+    return details; // it was cut
+  }
+}
+
 /** @param {any} props */
-function Timeline({ job }) {
+function Timeline({ api, job, can }) {
   const now = useNow();
-  /** @type {{at: string, kind?: string, text: any}[]} */
+  const done = useAsked(() => (can("operate") ? api.get("/audit", { job: job.id }) : Promise.resolve(null)), [job.id], can("operate") ? 5000 : 0, moves).data;
+  /** @type {{at: string, kind?: string, text: any, more?: string}[]} */
   const steps = [{ at: job.created_at, text: "queued" }];
-  for (const error of job.errors) steps.push({ at: error.at, kind: "failed", text: `${error.attempt ? `run ${error.attempt}: ` : ""}${error.reason ?? "failed"}${error.node ? ` on ${error.node}` : ""}` });
+  for (const line of done?.entries ?? []) steps.push({ at: line.at, kind: "hand", text: `${BY_HAND[line.action] ?? line.action} by ${line.note || line.by}`, more: asked(line.details) });
+  for (const error of job.errors) steps.push({ at: error.at, kind: "failed", text: `${error.attempt ? `run ${error.attempt}: ` : ""}${error.reason ?? "failed"}${error.node ? ` on ${error.node}` : ""}`, more: error.worker ? `worker ${error.worker.slice(0, 8)}` : "" });
   if (job.started_at) steps.push({ at: job.started_at, kind: "running", text: `run ${job.attempt} started${job.node ? ` on ${job.node}` : ""}${job.assigned ? `, tier ${job.assigned}` : ""}` });
-  if (job.adopted_at) steps.push({ at: job.adopted_at, kind: "running", text: "adopted by another worker" });
+  if (job.adopted_at) steps.push({ at: job.adopted_at, kind: "running", text: "adopted by another worker", more: job.adopted_by ? `worker ${job.adopted_by.slice(0, 8)}` : "" });
   if (job.state === "running" && job.reason) steps.push({ at: job.updated_at, kind: "warn", text: job.reason });
   if (job.state === "scheduled" && job.run_at) steps.push({ at: job.run_at, text: job.attempt ? "runs again" : "may start" });
   if (job.finished_at) steps.push({ at: job.finished_at, kind: job.state, text: `${job.state}${job.reason && job.reason !== job.state ? `: ${job.reason}` : ""}` });
   steps.sort((a, b) => (a.at < b.at ? -1 : 1));
-  return html`<${Panel} title="Timeline"><div class="body"><${Spans} job=${job} now=${now} /><ol class="timeline">${steps.map((one) => html`<li class=${one.kind ?? ""}>${one.text}<div class="dim small"><${Time} at=${one.at} /></div></li>`)}</ol></div><//>`;
+  return html`<${Panel} title="Timeline"><div class="body"><${Spans} job=${job} now=${now} /><ol class="timeline">${steps.map((one) => html`<li class=${one.kind ?? ""}>${one.text}<div class="dim small">${one.more && html`${one.more} · `}<${Time} at=${one.at} /></div></li>`)}</ol></div><//>`;
 }
 
 /** How long it waited and ran, as a bar. @param {any} props */
@@ -295,6 +310,7 @@ function Facts({ job }) {
     ["Tags", (job.tags ?? []).map((/** @type {string} */ tag) => html`<${JobsLink} q=${word("tag", tag)}><span class="tag">${tag}</span><//> `)],
     ["Notes", Object.entries(job.annotations ?? {}).map(([name, value]) => html`<div>${name}: ${pretty(value)}</div>`)],
     ["Headers", Object.entries(job.headers ?? {}).filter(([name]) => name !== "schedule").map(([name, value]) => html`<div><span class="dim">${name}</span> ${pretty(value)}</div>`)],
+    ["Edited", job.edits ? `${job.edits} ${job.edits === 1 ? "time" : "times"}` : ""],
     ["Handler", job.handler_version ? `version ${job.handler_version}` : ""],
     ["Sandbox", job.sandbox ?? ""],
     ["Made", exact(job.created_at)],

@@ -30,6 +30,7 @@ export function Jobs({ tenant, can, query, stats }) {
   const api = queue(tenant);
   const stands = still || chosen.size > 0 || next !== undefined;
   const list = useAsked(() => (parsed.wrong ? Promise.resolve({ jobs: [], next: null }) : api.get("/jobs", { ...parsed.query, limit: ROWS, order: "newest" })), [tenant, text], stands ? 0 : 2000, () => true);
+  const nodes = nodesOf(useAsked(() => api.get("/workers"), [tenant], 4000).data ?? [], tenant);
   const go = (/** @type {string} */ to) => { location.hash = to ? `/jobs?q=${encodeURIComponent(to)}` : "/jobs"; };
   const rows = useMemo(() => [...(list.data?.jobs ?? []), ...more].slice(-MOST_ROWS), [list.data, more]);
   const beyond = next === undefined ? list.data?.next : next;
@@ -50,7 +51,7 @@ export function Jobs({ tenant, can, query, stats }) {
   const every = rows.length > 0 && rows.every((job) => chosen.has(keyOf(job)));
   const selected = [...chosen.values()];
   const act = (/** @type {string} */ verb) => async () => {
-    const said = selected.length ? `${number(await onJobs(selected, verb))} ${ACTIONS[verb].past}` : await onAll(api, verb, parsed.query, text || "All jobs of this list.");
+    const said = selected.length ? done(verb, await onJobs(selected, verb)) : await onAll(api, verb, parsed.query, text || "All jobs of this list.");
     if (said) newest();
     return said;
   };
@@ -69,9 +70,9 @@ export function Jobs({ tenant, can, query, stats }) {
   return html`<div class="head"><h1>Jobs</h1><span class="grow"></span>${parsed.query.task && tenant !== "-" && html`<${TaskPause} api=${api} task=${parsed.query.task} can=${can} />`}
       <button aria-pressed=${!stands} title="Follow what changes" onClick=${() => (stands ? newest() : setStill(true))}>${stands ? "Still" : "Live"}</button>
       <a class="button" href=${exportUrl(tenant, parsed.query)} download="jobs.ndjson" title="All that match, a line of JSON each">Export</a></div>
-    <${QueryBar} text=${text} go=${go} stats=${stats} key=${text} />
+    <${QueryBar} text=${text} go=${go} stats=${stats} nodes=${nodes} key=${text} />
     ${parsed.wrong && html`<div class="note-line bad gap" role="alert">${parsed.wrong}</div>`}<${Fault} fault=${list.fault} />
-    <div class="browse"><${Facets} stats=${stats} query=${parsed.query} text=${text} go=${go} />
+    <div class="browse"><${Facets} stats=${stats} nodes=${nodes} query=${parsed.query} text=${text} go=${go} />
     <div><div class="facets" role="group" aria-label="Actions">
       <${Matching} api=${api} query=${parsed.query} stats=${stats} text=${text} /><span class="grow"></span>
       ${operate && html`<span class="dim small">${selected.length ? html`${selected.length} selected <button class="plain" onClick=${() => choose(new Map())}>Clear</button>` : "on all that match:"}</span>
@@ -131,11 +132,11 @@ function Matching({ api, query, stats, text }) {
 }
 
 /** The query with completion of fields and of values that are known. @param {any} props */
-function QueryBar({ text, go, stats }) {
+function QueryBar({ text, go, stats, nodes }) {
   const [typed, setTyped] = useState(text);
   const [open, setOpen] = useState(false);
   const [at, setAt] = useState(-1);
-  const found = useMemo(() => (open ? completions(typed, stats) : []), [typed, open, stats]);
+  const found = useMemo(() => (open ? completions(typed, stats, nodes) : []), [typed, open, stats]);
   const take = (/** @type {{word: string}} */ one) => {
     const before = typed.slice(0, typed.length - lastWord(typed).length);
     const whole = /[:.]$/.test(one.word);
@@ -164,8 +165,8 @@ function QueryBar({ text, go, stats }) {
 
 const lastWord = (/** @type {string} */ typed) => /(?:[\w.-]+:"[^"]*|\S*)$/.exec(typed)?.[0] ?? "";
 
-/** @param {string} typed @param {any} stats @returns {{word: string, hint: string}[]} */
-function completions(typed, stats) {
+/** @param {string} typed @param {any} stats @param {Record<string, number | undefined>} nodes @returns {{word: string, hint: string}[]} */
+function completions(typed, stats, nodes) {
   const last = lastWord(typed), colon = last.indexOf(":");
   const name = colon > 0 ? last.slice(0, colon) : "";
   const known = counts(stats, {});
@@ -174,6 +175,7 @@ function completions(typed, stats) {
     state: [...STATES, "pending", "finished"].map((one) => [one, known?.state[one] ? number(known.state[one]) : ""]),
     task: Object.entries(known?.task ?? {}).map(([one, count]) => [one, number(count)]),
     queue: Object.entries(known?.queue ?? {}).map(([one, count]) => [one, number(count)]),
+    node: Object.entries(nodes).map(([one, count]) => [one, count ? `${number(count)} running` : ""]),
     reason: REASONS.map((one) => [one, ""]),
   };
   const found = name ? (values[name] ?? []).map(([one, hint]) => ({ word: word(name, one), hint }))
@@ -203,28 +205,45 @@ function counts(stats, query) {
   return found;
 }
 
+/**
+ * How many jobs run on each node; unknown where a worker also runs jobs of other tenants.
+ * @param {any[]} workers @param {string} tenant
+ */
+function nodesOf(workers, tenant) {
+  /** @type {Record<string, number | undefined>} */
+  const found = {};
+  for (const one of workers.filter((each) => each.node)) {
+    const before = one.node in found ? found[one.node] : 0;
+    found[one.node] = tenant === "-" || (one.tenant === tenant && before !== undefined) ? (before ?? 0) + one.running : undefined;
+  }
+  return found;
+}
+
 const MOST_VALUES = 12;
 
 /** What the list can be narrowed to, with counts. @param {any} props */
-function Facets({ stats, query, text, go }) {
+function Facets({ stats, nodes, query, text, go }) {
   const known = counts(stats, query) ?? counts(stats, {});
   const exact = counts(stats, query) !== undefined;
   const set = (/** @type {string} */ name, /** @type {string} */ value, /** @type {boolean} */ on) => {
-    const others = wordsOf(text).filter((one) => !one.startsWith(`${name}:`));
-    go((on ? [word(name, value), ...others] : others).join(" "));
+    const both = name === "node" ? ["state", "node"] : [name]; // the jobs of a node are those that run there
+    const others = wordsOf(text).filter((one) => !both.includes(one.split(":")[0]));
+    const chosen = name === "node" ? ["state:running", word(name, value)] : [word(name, value)];
+    go((on ? [...chosen, ...others] : others).join(" "));
   };
-  const group = (/** @type {string} */ title, /** @type {string} */ name, /** @type {[string, number][]} */ values) => html`<div class="facet" role="group" aria-label=${title}><h2>${title}</h2>
+  const group = (/** @type {string} */ title, /** @type {string} */ name, /** @type {[string, number | undefined][]} */ values, counted = exact) => html`<div class="facet" role="group" aria-label=${title}><h2>${title}</h2>
     ${values.map(([value, count]) => {
       const on = name === "state" ? !!query.state?.includes(value) : query[name] === value;
-      return html`<button type="button" class="plain" aria-pressed=${on} onClick=${() => set(name, value, !on)}>${name === "state" ? html`<i class=${`dot ${value}`}></i>` : ""}<span class="clip">${value}</span><span class="count">${exact ? number(count) : ""}</span></button>`;
+      return html`<button type="button" class="plain" aria-pressed=${on} onClick=${() => set(name, value, !on)}>${name === "state" ? html`<i class=${`dot ${value}`}></i>` : ""}<span class="clip">${value}</span><span class="count">${counted && count !== undefined ? number(count) : ""}</span></button>`;
     })}</div>`;
-  const top = (/** @type {Record<string, number>} */ all, /** @type {string} */ chosen) => {
+  const top = (/** @type {Record<string, number | undefined>} */ all, /** @type {string} */ chosen) => {
     const sorted = Object.entries(all).sort((a, b) => (a[0] < b[0] ? -1 : 1));
-    const largest = [...sorted].sort((a, b) => b[1] - a[1]).slice(0, MOST_VALUES).map(([name]) => name);
+    const largest = [...sorted].sort((a, b) => (b[1] ?? 0) - (a[1] ?? 0)).slice(0, MOST_VALUES).map(([name]) => name);
     return sorted.filter(([name]) => largest.includes(name) || name === chosen);
   };
   return html`<aside class="facet-bar" aria-label="Filters">${group("States", "state", STATES.map((state) => [state, known?.state[state] ?? 0]))}
-    ${known && group("Queues", "queue", top(known.queue, query.queue))}${known && group("Tasks", "task", top(known.task, query.task))}</aside>`;
+    ${known && group("Queues", "queue", top(known.queue, query.queue))}${known && group("Tasks", "task", top(known.task, query.task))}
+    ${Object.keys(nodes).length > 0 && group("Running on", "node", top(nodes, query.node), Object.keys(query).every((name) => name === "node" || name === "state"))}</aside>`;
 }
 
 /** @param {string} tenant @param {Record<string, any>} query */
@@ -234,16 +253,24 @@ function exportUrl(tenant, query) {
   return `/dashboard/export/${encodeURIComponent(tenant)}/jobs.ndjson?${words}`;
 }
 
+/** What an action did: jobs that run are only ordered to stop. @param {string} verb @param {{changed: number, stopping?: number}} answer */
+function done(verb, { changed, stopping = 0 }) {
+  const ordered = `${number(stopping)} ${stopping === 1 ? "is" : "are"} being stopped`;
+  return [(changed > stopping || !stopping) && `${number(changed - stopping)} ${ACTIONS[verb].past}`, stopping && ordered].filter(Boolean).join(", ");
+}
+
 /** Act on some jobs, tenant by tenant. @param {any[]} jobs @param {string} verb */
 async function onJobs(jobs, verb) {
-  let changed = 0;
+  let changed = 0, stopping = 0;
   for (const tenant of new Set(jobs.map((job) => job.tenant))) {
     const ids = jobs.filter((job) => job.tenant === tenant).map((job) => job.id);
     for (let start = 0; start < ids.length; start += 500) {
-      changed += (await bulk(queue(tenant), verb, { ids: ids.slice(start, start + 500) })).changed;
+      const answer = await bulk(queue(tenant), verb, { ids: ids.slice(start, start + 500) });
+      changed += answer.changed;
+      stopping += answer.stopping ?? 0;
     }
   }
-  return changed;
+  return { changed, stopping };
 }
 
 /**
@@ -256,9 +283,10 @@ async function onAll(api, verb, query, about) {
   const wanted = statesOf(query).filter((state) => states.includes(state));
   if (!wanted.length) return `none of these can be ${past}`;
   const narrowed = { ...query, state: wanted };
-  const { changed: total } = await bulk(api, verb, { ...asMatch(narrowed), dry_run: true });
+  const { changed: total, stopping = 0 } = await bulk(api, verb, { ...asMatch(narrowed), dry_run: true });
   if (!total) return "no job to change";
-  if (!(await sure(`${name} ${number(total)} ${total === 1 ? "job" : "jobs"}?`, about, `${name} ${number(total)}`))) return "";
+  const text = stopping ? `${about} · ${number(stopping)} ${stopping === 1 ? "runs, and is" : "run, and are"} stopped first` : about;
+  if (!(await sure(`${name} ${number(total)} ${total === 1 ? "job" : "jobs"}?`, text, `${name} ${number(total)}`))) return "";
   let ended = false, least = total;
   const watch = async () => {
     while (!ended) {
@@ -269,7 +297,7 @@ async function onAll(api, verb, query, about) {
   };
   watch();
   try {
-    return `${number((await bulk(api, verb, asMatch(narrowed))).changed)} ${past}`;
+    return done(verb, await bulk(api, verb, asMatch(narrowed)));
   } finally {
     ended = true;
   }
@@ -294,7 +322,9 @@ async function groupsOf(api) {
     scanned += found.scanned;
     for (const one of found.groups) {
       const name = `${one.tenant}/${one.fingerprint}`, known = groups.get(name);
-      groups.set(name, known ? { ...known, count: known.count + one.count, first_at: one.first_at < known.first_at ? one.first_at : known.first_at } : one);
+      const versions = { ...known?.versions };
+      for (const [version, count] of Object.entries(one.versions ?? {})) versions[version] = (versions[version] ?? 0) + count;
+      groups.set(name, known ? { ...known, versions, count: known.count + one.count, first_at: one.first_at < known.first_at ? one.first_at : known.first_at } : one);
     }
     after = found.next;
     if (!after) break;
@@ -319,7 +349,7 @@ export function Failures({ tenant, can }) {
   const columns = [
     { name: "Jobs", num: true, tight: true, show: (/** @type {any} */ group) => html`<b>${number(group.count)}</b>` },
     { name: "Failure", show: (/** @type {any} */ group) => html`<${JobsLink} q=${`state:failed fingerprint:${group.fingerprint}`}>${group.task}<//> <span class="badge bad">${group.type}</span>${group.where && html` <code class="dim">${group.where}</code>`}
-      ${tenant === "-" && html` <span class="tag">${group.tenant}</span>`}<div class="sub">${group.message}</div>
+      ${tenant === "-" && html` <span class="tag">${group.tenant}</span>`}<div class="sub">${group.message}</div><${Versions} of=${group.versions ?? {}} />
       ${open === name(group) && html`<${Sample} group=${group} />`}` },
     { name: "First", tight: true, wide: true, show: (/** @type {any} */ group) => html`<${Time} at=${group.first_at} />` },
     { name: "Last", tight: true, show: (/** @type {any} */ group) => html`<${Time} at=${group.last_at} />` },
@@ -329,6 +359,13 @@ export function Failures({ tenant, can }) {
   const sum = list.data?.groups.reduce((all, one) => all + one.count, 0);
   return html`<div class="head"><h1>Failures</h1>${list.data && html`<span class="dim">${number(sum)} failed ${sum === 1 ? "job" : "jobs"}, by task, error and place in the code${list.data.more ? `; the newest ${number(list.data.scanned)} were read` : ""}</span>`}</div><${Fault} fault=${list.fault} />
     <section class="panel"><${Table} label="Failures" rows=${list.data?.groups} of=${name} columns=${columns} empty=${html`<${Empty} text="Nothing has failed." />`} /></section>`;
+}
+
+/** Which versions of the handler failed, the newest first. @param {{of: Record<string, number>}} props */
+function Versions({ of }) {
+  const all = Object.entries(of).sort((a, b) => Number(b[0]) - Number(a[0]));
+  if (!all.length) return null;
+  return html`<div class="sub">handler ${all.map(([version, count]) => html`<span class="tag">version ${version}${all.length > 1 ? `: ${number(count)}` : ""}</span> `)}</div>`;
 }
 
 /** The newest job of a group. @param {any} props */

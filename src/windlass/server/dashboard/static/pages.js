@@ -4,7 +4,7 @@
 import { html, useState } from "./vendor/htm-preact-3.1.1.js";
 import { bytes, clock, number, queue, span, used, word } from "./api.js";
 import { NewWait, QueueName, Tiers, limitsOf, queueKey, queuesOf } from "./overview.js";
-import { Action, Empty, Fault, JobLink, JobsLink, Panel, Paused, Since, Spark, State, Table, Time, Use, ask, exact, json, moves, pause, pretty, sure, useAsked, useNow } from "./parts.js";
+import { Action, Empty, Fault, JobLink, JobsLink, Panel, Paused, Since, Spark, Table, Time, Use, ask, exact, json, moves, pause, pretty, sure, useAsked, useNow } from "./parts.js";
 
 /** Tiers as lines of a form: `short 10s 100%`. @param {any[]} tiers */
 const tierLines = (tiers) => tiers.map((one) => `${one.name} ${one.seconds} ${one.cap ?? "100%"}`).join("\n");
@@ -83,7 +83,7 @@ function Past({ history, one }) {
 }
 
 /** @param {any} props */
-export function Workers({ tenant }) {
+export function Workers({ tenant, can }) {
   const api = queue(tenant);
   const list = useAsked(() => api.get("/workers"), [tenant]);
   /** @type {Map<string, any[]>} */
@@ -94,15 +94,36 @@ export function Workers({ tenant }) {
   return html`<div class="head"><h1>Workers</h1>${list.data && html`<span class="dim">${number(list.data.length)} on ${nodes.size} ${nodes.size === 1 ? "node" : "nodes"}</span>`}</div><${Fault} fault=${list.fault} />
     ${list.data && !list.data.length ? html`<section class="panel"><${Empty} text="No worker is alive. Start one:" command="windlass worker MODULE:APP" /></section>` : ""}
     <div class="stack">${sorted.map(([node, all]) => html`<${Panel} key=${node} title=${node || "unnamed node"} actions=${html`<span class="dim small figures">${[`${number(sum(all, (one) => one.running))} of ${number(sum(all, (one) => one.slots))} slots`, all.some((one) => one.usage) && bytes(sum(all, (one) => one.usage?.memory ?? 0)), all.some((one) => one.usage) && `${Math.round(100 * sum(all, (one) => one.usage?.cpu ?? 0))} % of a CPU`].filter(Boolean).join(" · ")}</span>`}>
-      <${WorkerTable} rows=${all} api=${api} /><//>`)}</div>`;
+      <${WorkerTable} rows=${all} api=${api} orders=${(/** @type {any} */ one) => can("operate") && html`<${WorkerOrders} one=${one} api=${api} tenant=${tenant} />`} /><//>`)}</div>`;
 }
 
 /** @param {any} props */
-function WorkerTable({ rows, api }) {
+function WorkerOrders({ one, api, tenant }) {
+  if (tenant !== "-" && one.tenant !== tenant) return null; // it serves all tenants
+  const change = (/** @type {any} */ pause) => api.patch(`/workers/${one.id}`, pause);
+  const stop = async () => {
+    const done = await ask({
+      title: `Stop ${one.name}?`, text: "It takes no more jobs and exits once what runs has ended, or its grace is over. Whatever keeps it running may start another one in its place.", go: "Stop", danger: true,
+      fields: [{ name: "now", label: "Give running jobs back at once", flag: true }],
+      act: (given) => api.post(`/workers/${one.id}/stop`, { now: given.now }),
+    });
+    return done ? `${one.name} is ordered to stop` : "";
+  };
+  return html`<div class="doing">${one.orders.pause?.paused ? html`<${Action} run=${() => change({}).then(() => `${one.name} goes on`)}>Resume<//>` : html`<${Action} run=${pause(one.name, change)}>Pause<//>`} ${!one.url && html`<${Action} kind="danger" run=${stop}>Stop<//>`}</div>`;
+}
+
+/** Whether a worker takes jobs, and if not, why. @param {any} props */
+function Draining({ one }) {
+  const ordered = one.orders.stop ? "stopping" : one.orders.pause?.paused && !one.draining ? "pausing" : "";
+  return html`${(ordered || one.draining) && html`<span class="badge warn">${ordered || "draining"}</span>`}<${Paused} one=${one.orders.pause ?? {}} />`;
+}
+
+/** @param {any} props */
+function WorkerTable({ rows, api, orders }) {
   const [open, set] = useState("");
   const tasks = (/** @type {any} */ one) => (one.tasks ? one.tasks.slice(0, 6).join(", ") + (one.tasks.length > 6 ? ` and ${one.tasks.length - 6} more` : "") : "any task");
   return html`<${Table} label="Workers" rows=${rows} of=${(/** @type {any} */ one) => one.id} empty="" columns=${[
-    { name: "Worker", show: (/** @type {any} */ one) => html`<span title=${one.id}>${one.name}</span> ${one.draining && html`<span class="badge warn">draining</span>`}<div class="sub">${[one.pid && `process ${one.pid}`, one.app, one.url && `pushed to ${one.url}`, one.sandbox && `sandbox ${one.sandbox}`].filter(Boolean).join(" · ")}</div>
+    { name: "Worker", show: (/** @type {any} */ one) => html`<span title=${one.id}>${one.name}</span> <${Draining} one=${one} /><div class="sub">${[one.pid && `process ${one.pid}`, one.app, one.url && `pushed to ${one.url}`, one.sandbox && `sandbox ${one.sandbox}`].filter(Boolean).join(" · ")}</div>
       ${Object.entries(one.unable ?? {}).map(([language, why]) => html`<div class="sub warn-text">cannot run ${language}: ${why}</div>`)}
       ${open === one.id && html`<${RunningJobs} api=${api} worker=${one.id} />`}` },
     { name: "Takes from", wide: true, show: (/** @type {any} */ one) => html`${one.queues.map((/** @type {string} */ name) => html`<${JobsLink} q=${word("queue", name)}>${name}<//> `)}<div class="sub">${[tasks(one), one.handlers && "handlers", one.offers?.length && `offers ${one.offers.join(", ")}`].filter(Boolean).join(" · ")}</div>` },
@@ -111,6 +132,7 @@ function WorkerTable({ rows, api }) {
     { name: "CPU", num: true, tight: true, show: (/** @type {any} */ one) => (one.usage ? `${Math.round(one.usage.cpu * 100)} %` : html`<span class="dim">–</span>`) },
     { name: "Since", tight: true, wide: true, show: (/** @type {any} */ one) => html`<${Time} at=${one.registered_at} />` },
     { name: "Seen", tight: true, wide: true, show: (/** @type {any} */ one) => html`<${Time} at=${one.seen_at} />` },
+    ...(rows.some(orders) ? [{ name: "", tight: true, show: orders }] : []),
   ]} />`;
 }
 
@@ -131,7 +153,7 @@ const times = (one) => (one.every ? `every ${span(one.every)}` : `${one.cron} ${
 /** @param {any} props */
 export function Schedules({ tenant, can }) {
   const api = queue(tenant);
-  const list = useAsked(() => api.get("/schedules"), [tenant]);
+  const list = useAsked(() => api.get("/schedules"), [tenant], 2000, moves);
   const of = (/** @type {any} */ one) => queue(one.tenant);
   const edit = (/** @type {any} */ one) => async () => {
     const done = await ask({
@@ -167,11 +189,36 @@ export function Schedules({ tenant, can }) {
     <section class="panel"><${Table} label="Schedules" rows=${list.data} of=${(/** @type {any} */ one) => `${one.tenant}/${one.name}`} empty=${html`<${Empty} text="No schedules. Declare one with @app.cron, or make one:" command="windlass schedules set nightly TASK --cron '0 3 * * *'" />`} columns=${[
       { name: "Schedule", show: (/** @type {any} */ one) => html`<b>${one.name}</b> ${one.paused && html`<span class="badge warn">paused</span>`} ${one.edited && html`<span class="tag">edited</span>`}<div class="sub">${times(one)} · ${one.job.task}${one.app ? ` · ${one.app}` : ""}</div><${Paused} one=${one} />` },
       { name: "Next", tight: true, show: (/** @type {any} */ one) => html`<span title=${(one.next ?? []).map(exact).join("\n")}><${Time} at=${one.next?.[0]} /></span>` },
-      { name: "Last runs", wide: true, show: (/** @type {any} */ one) => html`<span class="row">${(one.runs ?? []).slice(0, 6).map((/** @type {any} */ run) => (run.job ? html`<a href=${`#/job/${one.tenant}/${run.job}`} title=${exact(run.tick)}><${State} state=${run.state ?? "gone"} /></a>` : html`<span class="badge" title=${`${exact(run.tick)}: ${run.note}`}>none</span>`))}${!one.runs?.length && html`<span class="dim">none yet</span>`}</span>` },
+      { name: "Last runs", tight: true, show: (/** @type {any} */ one) => html`<${Runs} one=${one} />` },
       ...(can("operate") ? [{ name: "", tight: true, show: (/** @type {any} */ one) => html`<div class="doing"><${Action} run=${act(() => of(one).post(`/schedules/${one.name}/run`), "queued")}>Run now<//>
         ${one.paused ? html`<${Action} run=${() => change(one, { paused: false }).then(() => `${one.name} goes on`)}>Resume<//>` : html`<${Action} run=${pause(one.name, (body) => change(one, body))}>Pause<//>`}
         <${Action} run=${edit(one)}>Edit<//>${(!one.app || one.edited) && html`<${Action} kind="danger" run=${removal(one)}>${one.app ? "Undo edit" : "Remove"}<//>`}</div>` }] : []),
     ]} /></section>`;
+}
+
+/** @param {string} from @param {string} to */
+const between = (from, to) => span(Math.max(0, (new Date(to).getTime() - new Date(from).getTime()) / 1000));
+
+/** What became of a tick, besides when that was. @param {any} run @returns {string[]} */
+const became = (run) => [
+  run.state ?? (run.job ? "" : "no job"), run.note,
+  run.attempt === 1 && !run.joined && `${between(run.tick, run.started_at)} late`, run.attempt > 1 && `run ${run.attempt}`,
+  run.finished_at && run.attempt && `took ${between(run.started_at, run.finished_at)}`, run.gone && "its record is gone",
+].filter(Boolean);
+
+/** A sign for each end, for those who do not see colours. @type {Record<string, string>} */
+const SIGNS = { succeeded: "✓", failed: "✕", cancelled: "–", running: "▸", none: "○" };
+
+/** The last ticks of a schedule, the newest at the right. @param {any} props */
+function Runs({ one }) {
+  const runs = one.runs ?? [], [newest] = runs;
+  if (!newest) return html`<span class="dim">none yet</span>`;
+  const cell = (/** @type {any} */ run) => {
+    const kind = run.state ?? (run.job ? "" : "none"), text = [exact(run.tick), ...became(run)].join(", "), sign = SIGNS[kind] ?? "·";
+    return run.job && !run.gone ? html`<a class=${`badge ${kind}`} href=${`#/job/${one.tenant}/${run.job}`} title=${text} aria-label=${text}>${sign}</a>` : html`<span class=${`badge ${kind}`} role="img" title=${text} aria-label=${text}>${sign}</span>`;
+  };
+  return html`<ol class="runs" aria-label=${`Last runs of ${one.name}`}>${[...runs].reverse().map((run) => html`<li key=${`${run.tick} ${run.job}`}>${cell(run)}</li>`)}</ol>
+    <div class="sub"><${Time} at=${newest.tick} />: ${became(newest).join(", ")}</div>`;
 }
 
 /** @param {any} props */
