@@ -167,7 +167,7 @@ def _read_which(options: LimitOptions) -> Which:
 def _condition(text: str) -> tuple[str, Wanted]:
     field, equals, wanted = text.partition("=")
     if not equals or not field:
-        raise Invalid(f"{text!r} is not FIELD=VALUE", at="--payload")
+        raise Invalid(f"{text!r} is not FIELD=VALUE, such as order.id=7", at="--payload")
     try:
         return field, msgspec.convert(values.read(wanted), type=Wanted)
     except msgspec.ValidationError as fault:

@@ -490,7 +490,7 @@ def _weight(text: str) -> tuple[str, float]:
     try:
         return name, float(number)
     except ValueError:
-        raise Invalid(f"{text!r} is not NAME=NUMBER", at="--weight") from None
+        raise Invalid(f"{text!r} is not NAME=NUMBER, such as receipt=5", at="--weight") from None
 
 
 def _tier(text: str) -> Tier:
