@@ -171,7 +171,7 @@ async def _unable(queue: Queue, found: list[Worker]) -> list[str]:
     ]
 
 
-def _print_worker(_named: str, worker: Worker, to: WriteLine) -> None:
+def _print_worker(_named: str, worker: Worker, _now: datetime, to: WriteLine) -> None:
     to(f"{worker.name}: {_ordered_text(worker) or 'resumed'}")
 
 
