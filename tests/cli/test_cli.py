@@ -359,15 +359,16 @@ def test_each_flag_is_a_field_of_a_match() -> None:
 
 def test_a_time_without_a_zone_is_by_the_clock_on_the_wall() -> None:
     wall = datetime(2026, 1, 31, 12)  # noqa: DTZ001 - that is the point
-    assert MatchOptions(created_after="2026-01-31 12:00").match().created_after == wall.astimezone()
-    zoned = MatchOptions(created_after="2026-01-31T12:00:00Z").match()
+    now = datetime.now(UTC)
+    assert MatchOptions(created_after="2026-01-31 12:00").match(now).created_after == wall.astimezone()
+    zoned = MatchOptions(created_after="2026-01-31T12:00:00Z").match(now)
     assert zoned.created_after == datetime(2026, 1, 31, 12, tzinfo=UTC)
 
 
 @pytest.mark.parametrize("flags", [{"created_after": "soon"}, {"payload": ["a"]}, {"payload": ["a=[1]"]}])
 def test_flags_that_make_no_sense_are_refused(flags: dict[str, Any]) -> None:
     with pytest.raises(Invalid):
-        MatchOptions(**flags).match()
+        MatchOptions(**flags).match(datetime.now(UTC))
 
 
 def test_a_card_shows_what_is_out_of_the_ordinary(windlass: Windlass, place: Place) -> None:
@@ -663,6 +664,25 @@ def test_an_age_is_by_the_stores_time_even_if_that_is_ahead_of_its_host(
     assert ages[0] != ["0", "ms"], ages
     assert ages[1] == ["1", "h"], ages
     assert " 1 h" in windlass("jobs", "show", id).out
+
+
+def test_ages_in_a_match_and_times_of_a_limit_are_by_the_stores_time_whatever_the_callers_clock_shows(
+    windlass: Windlass, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_server = place.store.startswith("redis")
+    windlass("enqueue", "t")
+    if not on_server:  # the time of a file is that of its host, until that is set back
+        monkeypatch.setattr(SystemClock, "now", lambda _: datetime.now(UTC) + timedelta(hours=1))
+    windlass("enqueue", "t")
+    windlass("limits", "set", "slow", "--rate", "2/40m", "--burst", "1")
+    place.work(ok)
+    monkeypatch.setattr(SystemClock, "now", lambda _: datetime.now(UTC) + timedelta(hours=on_server))
+    assert re.search(r"in (20|19) min", windlass("limits", "show", "slow").out)
+    old = 0 if on_server else 1
+    for flags, meant in (("--created-after 30m", 2 - old), ("--created-before 30m", old)):
+        assert windlass("jobs", "count", *flags.split()).out == f"{meant}\n", flags
+        assert len(windlass("jobs", "ls", "--json", *flags.split()).out.splitlines()) == meant, flags
+        assert f"would delete {meant} job" in windlass("jobs", "rm", "--dry-run", *flags.split()).out, flags
 
 
 def test_pauses_and_tables_are_by_the_stores_time_even_if_that_is_ahead_of_its_host(

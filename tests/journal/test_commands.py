@@ -81,10 +81,10 @@ def test_a_line_that_is_no_text_is_reported_and_not_changed(tmp_path: Path) -> N
 
 
 def test_a_folder_without_a_journal_is_not_a_sound_one(tmp_path: Path) -> None:
-    for command in ("verify", "dump"):
-        refused = windlass("journal", command, str(tmp_path))
+    for command, folder in (("verify", tmp_path), ("dump", tmp_path), ("verify", tmp_path / "absent")):
+        refused = windlass("journal", command, str(folder))
         assert (refused.returncode, refused.stdout) == (3, "")
-        assert f"there is no journal in {tmp_path}" in refused.stderr
+        assert f"there is no journal in {folder}: name the folder" in refused.stderr
     (tmp_path / "file").touch()
     assert "is a file" in windlass("journal", "verify", str(tmp_path / "file")).stderr
 

@@ -6,6 +6,7 @@ import random
 import re
 from pathlib import Path
 
+import apsw
 import pytest
 
 from tests.support.faulty_disk import (
@@ -121,6 +122,74 @@ async def test_damage_in_the_list_of_gaps_costs_no_job(tmp_path: Path) -> None:
 
 def _page(path: Path, page: int) -> bytes:
     return path.read_bytes()[(page - 1) * PAGE : page * PAGE]
+
+
+def leading_pages(path: Path) -> list[int]:
+    """The pages that lead to batches, the root first."""
+    sql = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
+    query = "SELECT pageno FROM dbstat WHERE name = 'batches' AND pagetype = 'internal' ORDER BY path"
+    found = [int(page) for (page,) in sql.execute(query)]
+    sql.close()
+    return found
+
+
+@pytest.mark.parametrize("rubbish", [GARBAGE, bytes(PAGE)], ids=["garbage", "zeros"])
+@pytest.mark.parametrize("whole", [0, 20], ids=["all of it", "its end"])
+@pytest.mark.parametrize("first_too", [False, True], ids=["", "and the first page"])
+async def test_damage_to_the_page_that_leads_to_all_others_costs_no_job(
+    rubbish: bytes, whole: int, first_too: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    journal = opened(tmp_path, keep=0)
+    for number in range(NUMBER):
+        await journal.accept([draft(number, headers={"x": "y" * SIZE})])
+    await journal.forget(30)  # their pages are free, and have them still
+    await journal.close()
+    path = journal_file(tmp_path)
+    (root,) = leading_pages(path)
+    overwrite(path, root, _page(path, root)[:whole] + rubbish[whole:])
+    if first_too:
+        overwrite(path, 1, rubbish)
+    with caplog.at_level(logging.ERROR, "windlass.journal"):
+        kept, findings = await recovered(tmp_path)
+    assert kept == list(range(30, NUMBER))
+    assert not any(found.lost or found.open_ended for found in findings)
+    assert "pages that lead to jobs; the jobs are read without them" in caplog.text
+
+
+async def test_under_a_damaged_root_only_what_is_in_damaged_pages_is_lost(tmp_path: Path) -> None:
+    await filled(tmp_path, NUMBER, size=SIZE)
+    path = journal_file(tmp_path)
+    (root,) = leading_pages(path)
+    pages = pages_of_batches(path)
+    overwrite(path, root)
+    overwrite(path, pages[3])
+    overwrite(path, pages[-1])
+    kept, findings = await recovered(tmp_path)
+    missing = sorted({*range(NUMBER)} - {*kept})
+    assert NUMBER - 8 <= len(kept) < NUMBER - 1
+    assert kept == sorted(kept)
+    assert lost_in(findings) == [number for number in missing if number < kept[-1]]
+    assert [found.first for found in findings if found.open_ended] == [kept[-1] + 2]
+
+
+async def test_a_large_journal_is_read_without_the_pages_that_lead_to_its_jobs(tmp_path: Path) -> None:
+    await filled(tmp_path, 600, size=3000)  # one in a page
+    path = journal_file(tmp_path)
+    leading = leading_pages(path)
+    assert len(leading) > 2, "the root leads to pages that lead to others"
+    for page in leading:
+        overwrite(path, page)
+    assert (await recovered(tmp_path))[0] == list(range(600))
+
+
+async def test_with_the_only_page_of_the_table_every_job_is_lost_and_named(tmp_path: Path) -> None:
+    await filled(tmp_path, 2)
+    path = journal_file(tmp_path)
+    (root,) = pages_of_batches(path)
+    overwrite(path, root)
+    kept, findings = await recovered(tmp_path)
+    assert kept == []
+    assert [(found.first, found.open_ended) for found in findings if found.open_ended] == [(1, True)]
 
 
 async def test_a_file_of_which_nothing_can_be_read_is_moved_aside_and_a_new_one_goes_on(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from tests.support.stores import SeededChance
 from windlass.engine import Engine
 from windlass.model.errors import Damaged, Full, Unavailable
 from windlass.model.new_job import NewJob
-from windlass.model.operations import Alive, Delete, Renew
+from windlass.model.operations import Alive, Delete, GetResult, Renew
 from windlass.store.sqlite import SqliteStore
 from windlass.store.sqlite.file import to_windlass_error
 from windlass.system import SystemClock
@@ -98,15 +98,40 @@ async def test_the_log_gets_half_of_what_the_reserve_gives_up_whatever_other_pro
         assert (await finish(on_disk, worker, one, result=packed("x" * 50_000))).refused == []
 
 
+async def test_reports_on_a_full_disk_go_into_the_file_so_that_the_log_has_room_for_renewals(
+    disk: Path, on_disk: Engine
+) -> None:
+    other = Engine(SqliteStore.open(disk / "jobs.db", SystemClock()), SeededChance(2))  # does not notice the full disk
+    worker = await register(other)
+    for _ in range(13):
+        await enqueue(on_disk)
+    *ended, running = [await take(other, worker) for _ in range(13)]
+    fill(disk)
+    with pytest.raises(Full):
+        await enqueue_many(on_disk)
+    fill(disk)
+    before = (disk / "jobs.db").stat().st_size
+    large = packed("x" * 40_000)
+    for one in ended:  # each in a commit of its own
+        assert (await finish(other, worker, one, result=large)).refused == []
+    alive = [Alive(id=running.job.id, token=running.token)]
+    for _ in range(500):
+        assert (await other(Renew(worker=worker, jobs=alive))).lost == []
+    for one in ended:
+        assert (await on_disk(GetResult(id=one.job.id))).result == large
+    assert (disk / "jobs.db").stat().st_size > before + 12 * 40_000
+    await other.context.store.close()
+
+
 async def test_a_disk_that_has_room_again_takes_jobs_again(disk: Path, on_disk: Engine) -> None:
     await enqueue(on_disk)
     assert (disk / "jobs.db-reserve").stat().st_size == 1 << 20
     fill(disk)
     with pytest.raises(Full):
         await enqueue_many(on_disk)
-    assert (disk / "jobs.db-reserve").stat().st_size == 0
+    assert (disk / "jobs.db-reserve").stat().st_size < 1 << 20
     (disk / "ballast").unlink()
-    while (disk / "jobs.db-reserve").stat().st_size == 0:
+    while (disk / "jobs.db-reserve").stat().st_size < 1 << 20:
         try:
             await enqueue(on_disk)
         except Full:

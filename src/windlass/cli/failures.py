@@ -41,8 +41,8 @@ async def ls(
       windlass failures ls --task mail --json | jq .fingerprint
     """
     async with open_queue(target) as queue:
-        found = await _groups(queue, match_options.match())
         now = await queue.now()
+        found = await _groups(queue, match_options.match(now))
     most = limit or (len(found) if target.json else SHOWN)
     if target.json:
         for group in found[:most]:

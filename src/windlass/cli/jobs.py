@@ -27,7 +27,7 @@ from windlass.model.errors import Conflict, Invalid
 from windlass.model.estimate import Estimate
 from windlass.model.events import Event
 from windlass.model.job import FINISHED, Job, State
-from windlass.model.match import ANY, Match
+from windlass.model.match import Match
 from windlass.model.names import DEFAULT_QUEUE, JobKey, check_file_name, key_of
 from windlass.model.operations import (
     MOST_AT_ONCE,
@@ -92,9 +92,9 @@ async def ls(
       windlass jobs ls --task render --payload scene=7
       windlass jobs ls --state finished --json | jq -r .id
     """
-    match = match_options.match()
     most = limit or (None if target.json else SHOWN)
     async with open_queue(target) as queue:
+        match = match_options.match(await queue.now())
         listed = queue.jobs(match, order="oldest" if oldest_first else "newest", most=most)
         if most is None or target.json:
             async for job in listed:
@@ -145,7 +145,7 @@ async def count(*, match_options: MatchOptions = ANY_JOB, target: Target = HERE)
       windlass jobs count --state queued --queue mail
     """
     async with open_queue(target) as queue:
-        number = await queue(Count(match=match_options.match()))
+        number = await queue(Count(match=match_options.match(await queue.now())))
     if target.json:
         console.write_json(number)
     else:
@@ -265,7 +265,7 @@ async def tail(
         raise Invalid("give the id of a job or options that select jobs, not both", at="ID")
     async with open_queue(target) as queue:
         if id is None:
-            await _watch(queue, match_options.match(), json=target.json)
+            await _watch(queue, match_options.match(await queue.now()), json=target.json)
         return await _follow(queue, str(id), json=target.json)
 
 
@@ -612,14 +612,12 @@ class Chosen(NamedTuple):
     match_options: MatchOptions
     everything: bool
 
-    def match(self) -> Match:
-        match = self.match_options.match()
-        ways = sum((bool(self.ids), match != ANY, self.everything))
+    def check(self) -> None:
+        ways = sum((bool(self.ids), self.match_options != ANY_JOB, self.everything))
         if ways == 0:
             raise Invalid("select jobs: give ids, options such as --state failed, or --all")
         if ways > 1:
             raise Invalid("select jobs in one way: by ids, by options such as --state, or with --all")
-        return match
 
 
 Ids = Annotated[str, Parameter(name="IDS", help="The ids of jobs, instead of options that select jobs.")]
@@ -653,11 +651,12 @@ async def _rm(
 
 
 async def _act(action: Action, asked: Selection, chosen: Chosen, target: Target) -> None:
-    match = chosen.match()
+    chosen.check()
     async with open_queue(target) as queue:
         if chosen.ids:
             changed = await _act_on_ids(queue, action, asked, chosen.ids)
         else:
+            match = chosen.match_options.match(await queue.now())
             changed = await queue(replace(asked, match=match))
     print_changed(action, changed, dry_run=asked.dry_run, json=target.json)
 

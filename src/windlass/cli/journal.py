@@ -200,7 +200,7 @@ async def drain(folder: Folder = None, /, *, target: Target = HERE) -> None:
     """Drain journals that no server holds into the store, for example from the disk of a machine that is gone."""
     settings = target.settings()
     if file_of(settings.store) is not None:
-        raise Invalid("a journal is drained into a Redis store", at="store")
+        raise Invalid("a journal is drained into a Redis store: name it with --store", at="store")
     for one in _folders(folder):
         async with open_engine(settings.store) as engine:
             number = await drain_folder(engine, one, SystemClock())
@@ -212,11 +212,9 @@ def _folders(folder: Path | None) -> list[Path]:
     place = folder or config.data_folder(os.environ) / "journal"
     if place.is_file():
         raise Invalid(f"{place} is a file: give the folder that it is in", at="FOLDER")
-    if not place.is_dir():
-        raise Missing(f"there is no folder {place}", at="FOLDER")
     inner = sorted(
-        (one for one in place.iterdir() if one.is_dir() and one.name.isdigit()), key=lambda one: int(one.name)
+        (one for one in place.glob("*") if one.is_dir() and one.name.isdigit()), key=lambda one: int(one.name)
     )
     if not inner and file_in(place) is None:
-        raise Missing(f"there is no journal in {place}", at="FOLDER")
+        raise Missing(f"there is no journal in {place}: name the folder `journal` in its server's --data", at="FOLDER")
     return inner or [place]

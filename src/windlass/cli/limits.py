@@ -35,7 +35,6 @@ from windlass.model.operations import (
     TaskEntry,
     Tasks,
 )
-from windlass.system import SystemClock
 
 LIMIT = Parameter(name="LIMIT", help="The name of the limit.")
 TASK = Parameter(name="TASK", help="The name of the task.")
@@ -64,17 +63,15 @@ def _which(which: Which) -> str:
     return "anything" if which == Which() else msgspec.json.encode(which).decode()
 
 
-def _print_limit(_: str, card: LimitCard, to: Callable[[str], None]) -> None:
+def _print_limit(_: str, card: LimitCard, now: datetime, to: Callable[[str], None]) -> None:
     to(limit_line(card))
     if card.buckets:
-        terminal.stdout().print(terminal.Table(_bucket_columns(), card.buckets))
+        terminal.stdout().print(terminal.Table(_bucket_columns(now), card.buckets))
     if card.sorting:
         console.note("a worker or server is still sorting the jobs that waited before; they start after that")
 
 
-def _bucket_columns() -> list[Column]:
-    now = SystemClock().now()
-
+def _bucket_columns(now: datetime) -> list[Column]:
     def free(bucket: LimitBucket) -> str:
         return "" if bucket.free_at is None else console.ago(bucket.free_at, now)
 
@@ -170,7 +167,7 @@ def _read_which(options: LimitOptions) -> Which:
 def _condition(text: str) -> tuple[str, Wanted]:
     field, equals, wanted = text.partition("=")
     if not equals or not field:
-        raise Invalid(f"{text!r} is not FIELD=VALUE", at="--payload")
+        raise Invalid(f"{text!r} is not FIELD=VALUE, such as order.id=7", at="--payload")
     try:
         return field, msgspec.convert(values.read(wanted), type=Wanted)
     except msgspec.ValidationError as fault:
@@ -188,7 +185,7 @@ def _read_rate(text: str | None, burst: int | None) -> Rate | None:
 # Tasks
 
 
-def _print_task(task: str, found: Pause, to: Callable[[str], None]) -> None:
+def _print_task(task: str, found: Pause, _: datetime, to: Callable[[str], None]) -> None:
     to(f"task {task}: {pause_text(found) or 'not paused'}")
     if isinstance(found, TaskCard) and found.options is not None:
         for name, value in msgspec.to_builtins(found.options).items():

@@ -15,7 +15,6 @@ from windlass.model import duration
 from windlass.model.errors import Invalid
 from windlass.model.job import Reason
 from windlass.model.match import Match, Scalar, StateWord
-from windlass.system import SystemClock
 
 SELECT = Group("Select jobs", help="A job must match all given options. Names match exactly.", sort_key=10)
 
@@ -46,10 +45,11 @@ class MatchOptions:
     text: Annotated[str | None, option("TEXT", "With this text in the message of the last error.")] = None
     fingerprint: Annotated[str | None, option("HEX", "With this failure: see `windlass failures`.")] = None
 
-    def match(self) -> Match:
+    def match(self, now: datetime) -> Match:
+        """`now`: the store's time, by which ages are meant."""
         fields = given(self)
         for name in fields.keys() & {"created_after", "created_before"}:
-            fields[name] = _time(fields[name], at=f"--{name.replace('_', '-')}")
+            fields[name] = _time(fields[name], now, at=f"--{name.replace('_', '-')}")
         if "payload" in fields:
             fields["payload"] = dict(map(_field, fields["payload"]))
         return Match(**fields)
@@ -58,7 +58,7 @@ class MatchOptions:
 ANY_JOB = MatchOptions()
 
 
-def _time(text: str, *, at: str) -> datetime:
+def _time(text: str, now: datetime, *, at: str) -> datetime:
     """A time as people write it: a date, with or without hour and zone, or an age."""
     try:
         found = datetime.fromisoformat(text)
@@ -70,7 +70,7 @@ def _time(text: str, *, at: str) -> datetime:
         age = duration.seconds(text, at=at)
     except Invalid:
         raise Invalid(f"{text!r} is not a time: write 2026-01-31T12:00:00Z, or an age such as 2h", at=at) from None
-    return SystemClock().now() - timedelta(seconds=age)
+    return now - timedelta(seconds=age)
 
 
 def _field(text: str) -> tuple[str, Scalar]:

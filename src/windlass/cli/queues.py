@@ -171,7 +171,7 @@ async def _unable(queue: Queue, found: list[Worker]) -> list[str]:
     ]
 
 
-def _print_worker(_named: str, worker: Worker, to: WriteLine) -> None:
+def _print_worker(_named: str, worker: Worker, _now: datetime, to: WriteLine) -> None:
     to(f"{worker.name}: {_ordered_text(worker) or 'resumed'}")
 
 
@@ -373,7 +373,7 @@ def _pause_queue(name: str, pause: Pause) -> Operation[QueueCard]:
     return ChangeQueue(queue=name, change=change)
 
 
-def _print_queue(_: str, card: QueueCard, to: Callable[[str], None]) -> None:
+def _print_queue(_: str, card: QueueCard, _now: datetime, to: Callable[[str], None]) -> None:
     to(queue_line(card))
 
 
@@ -490,7 +490,7 @@ def _weight(text: str) -> tuple[str, float]:
     try:
         return name, float(number)
     except ValueError:
-        raise Invalid(f"{text!r} is not NAME=NUMBER", at="--weight") from None
+        raise Invalid(f"{text!r} is not NAME=NUMBER, such as receipt=5", at="--weight") from None
 
 
 def _tier(text: str) -> Tier:

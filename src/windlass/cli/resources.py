@@ -25,8 +25,8 @@ Why = Annotated[str, option("TEXT", "The reason, shown in listings.")]
 
 WriteLine = Callable[[str], None]
 
-Print = Callable[[str, Any, WriteLine], None]
-"""Prints one thing, given its name. Its first line goes to stdout for `show`, to stderr after a change."""
+Print = Callable[[str, Any, datetime, WriteLine], None]
+"""Prints one thing, given its name and the store's time. Its first line goes to stdout for `show`, else to stderr."""
 
 
 class Resource(Struct, frozen=True, kw_only=True, eq=False):
@@ -54,7 +54,7 @@ class Resource(Struct, frozen=True, kw_only=True, eq=False):
     pause: Callable[[str, Pause], Operation[Any]] | None = None
     readable: Callable[[Any], Any] = lambda found: found
     """One thing as JSON can show it."""
-    print_one: Print = lambda _name, _found, _to: None
+    print_one: Print = lambda _name, _found, _now, _to: None
     pausing_creates: bool = True
     """Whether a thing can be paused in a store that does not exist yet."""
 
@@ -132,7 +132,8 @@ def _pause(
         async with open_queue(target, create=create) as queue:
             until = None if how_long is None else await queue.now() + timedelta(seconds=how_long)
             found = await queue(operation(name, Pause(paused=True, until=until, why=why)))
-        _print_found(found, target, partial(resource.print_one, name), resource.readable, console.note)
+            now = await queue.now()
+        _print_found(found, now, target, partial(resource.print_one, name), readable=resource.readable, to=console.note)
 
     async def resume(name: Annotated[str, resource.argument], /, *, target: Target = HERE) -> None:
         change = operation(name, Pause())
@@ -148,7 +149,7 @@ def _all_tenants(resource: Resource, target: Target) -> bool:
 async def run(
     operation: Operation[Any],
     target: Target,
-    print_one: Callable[[Any, WriteLine], None],
+    print_one: Callable[[Any, datetime, WriteLine], None],
     *,
     readable: Callable[[Any], Any] = lambda found: found,
     create: bool = False,
@@ -157,20 +158,23 @@ async def run(
     """Run an operation on one thing and print its answer."""
     async with open_queue(target, create=create) as queue:
         found = await queue(operation)
-    _print_found(found, target, print_one, readable, to)
+        now = await queue.now()
+    _print_found(found, now, target, print_one, readable=readable, to=to)
 
 
 def _print_found(
     found: Any,
+    now: datetime,
     target: Target,
-    print_one: Callable[[Any, WriteLine], None],
+    print_one: Callable[[Any, datetime, WriteLine], None],
+    *,
     readable: Callable[[Any], Any],
     to: WriteLine,
 ) -> None:
     if target.json:
         console.write_json(readable(found))
     else:
-        print_one(found, to)
+        print_one(found, now, to)
 
 
 def pause_text(pause: Pause | Limit | Schedule) -> str:

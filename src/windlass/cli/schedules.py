@@ -66,7 +66,7 @@ def _readable(card: ScheduleCard) -> ScheduleCard:
     return replace(card, job=replace(card.job, payload=Raw(msgspec.json.encode(payload)), content_type=JSON))
 
 
-def _print(name: str, card: ScheduleCard, to: Callable[[str], None]) -> None:
+def _print(name: str, card: ScheduleCard, _: datetime, to: Callable[[str], None]) -> None:
     to(f"schedule {name}: task {card.job.task}, {times_text(card)}")
     if card.paused:
         console.note(f"  {pause_text(card)}")

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import apsw
 
+from windlass.engine.journal.tree import Relinked, for_reading, relinked
 from windlass.engine.journal.wal import LogDamage, damage_in, salts
 from windlass.model.errors import Damaged, Invalid, JournalFull, Unavailable, WindlassError
 
@@ -87,9 +88,6 @@ LOCK_FORMAT = "hhqqi4x"
 
 DAMAGE = (apsw.CorruptError, apsw.NotADBError)
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-
-SIZE_VALID_FOR = slice(92, 96)
-"""In the first page: the change that wrote the size of the file into it."""
 
 SALVAGE_AT_ONCE = 1000
 MOST_UNREADABLE = 100_000
@@ -561,9 +559,10 @@ def _examined(path: Path) -> Iterator[Row | JournalFinding]:
         yield JournalFinding(path, what)
     try:
         with _reading(path, log) as sql:
-            for line in _complaints(sql):
+            complaints = _complaints(sql)
+            for line in complaints:
                 yield JournalFinding(path, f"damaged: {line}")
-            yield from _walk(sql, path, log)
+            yield from _walk_damaged(sql, path, log) if complaints else _walk(sql, path, log)
     except DAMAGE as fault:
         yield from _without_first_page(path, log, fault)
 
@@ -578,7 +577,7 @@ def _without_first_page(path: Path, log: LogDamage | None, fault: apsw.Error) ->
     try:
         with closing(_with_first_page_of_an_empty_one(path)) as sql:
             yield JournalFinding(path, f"damaged ({fault}); read without its first page")
-            for found in _walk(sql, path, log):
+            for found in _walk_damaged(sql, path, log):
                 newest = max(newest, found.last)
                 yield found
     except (*DAMAGE, MemoryError):
@@ -592,11 +591,14 @@ def _with_first_page_of_an_empty_one(path: Path) -> apsw.Connection:
     with closing(apsw.Connection(":memory:")) as empty:
         empty.execute("PRAGMA auto_vacuum = INCREMENTAL")
         _make_tables(empty)
-        page = bytearray(empty.serialize("main")[: int(empty.pragma("page_size"))])
-    page[SIZE_VALID_FOR] = b"\xff" * 4  # no change has this number: the size is that of the file
+        page = for_reading(empty.serialize("main")[: int(empty.pragma("page_size"))])
+    return _in_memory(page + path.read_bytes()[len(page) :])
+
+
+def _in_memory(image: bytes) -> apsw.Connection:
     sql = apsw.Connection(":memory:")
     try:
-        sql.deserialize("main", bytes(page) + path.read_bytes()[len(page) :])
+        sql.deserialize("main", image)
         sql.execute("SELECT 1 FROM batches LIMIT 0").fetchall()
     except BaseException:
         sql.close(True)
@@ -690,7 +692,27 @@ def _complaints(sql: apsw.Connection) -> list[str]:
     return [] if found == ["ok"] else [line for line in lines if not line.startswith("***")]
 
 
-def _walk(sql: apsw.Connection, path: Path, log: LogDamage | None) -> Iterator[Row | JournalFinding]:
+def _walk_damaged(sql: apsw.Connection, path: Path, log: LogDamage | None) -> Iterator[Row | JournalFinding]:
+    """`_walk` of a damaged file. If pages are damaged that lead to batches, it does without them."""
+    found = _relinked(sql)
+    if found is None:
+        yield from _walk(sql, path, log)
+        return
+    yield JournalFinding(path, "damaged: pages that lead to jobs; the jobs are read without them")
+    with closing(_in_memory(found.image)) as tree:
+        yield from _walk(tree, path, log, end_unknown=found.lacks_leaves)
+
+
+def _relinked(sql: apsw.Connection) -> Relinked | None:
+    with suppress(apsw.Error, MemoryError):
+        root = sql.execute("SELECT rootpage FROM sqlite_schema WHERE name = 'batches'").get
+        return relinked(sql.serialize("main"), root) if root else None
+    return None
+
+
+def _walk(
+    sql: apsw.Connection, path: Path, log: LogDamage | None, *, end_unknown: bool = False
+) -> Iterator[Row | JournalFinding]:
     """All batches that can be read, and a finding for each range of numbers that is missing."""
     gaps = _gaps(sql)
     low, high = _number(sql, _LOWEST), _number(sql, _HIGHEST)
@@ -711,7 +733,7 @@ def _walk(sql: apsw.Connection, path: Path, log: LogDamage | None) -> Iterator[R
     for gap in gaps:
         if gap.last is None:
             yield JournalFinding(path, "damaged before", gap.first, open_ended=True)
-    if high is None or (log and log.end_unknown):
+    if high is None or end_unknown or (log and log.end_unknown):
         yield JournalFinding(path, "damaged at its end", max(expected, newest + 1), open_ended=True)
 
 

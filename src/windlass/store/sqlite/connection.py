@@ -89,7 +89,10 @@ class Session:
 
     def checkpoint(self) -> None:
         """Write the log back into the file if it is time; to be called when the callers have their answers."""
-        self._checkpoint(self._reserve.size // 2)
+        self._reserve.look()
+        with suppress(OSError, apsw.Error):  # the next commit tries again
+            if self._log.is_long(0 if self._reserve.in_use else self._reserve.size // 2, soon=self._reserve.in_use):
+                self._write_back()
 
     def roll_back(self) -> None:
         """End a transaction that has failed; harmless without one."""
@@ -113,9 +116,9 @@ class Session:
                 self._log.distrust()
             if isinstance(fault, apsw.FullError) and not last_try:
                 self._reserve.release()
-                self._checkpoint(0)
-                self._reserve.lend_to_log()
-                self._run_each(begin, calls, last_try=True)
+                with suppress(OSError, apsw.Error):  # the next try finds out
+                    self._write_back()
+                self._run_each(begin, calls, last_try=len(calls) == 1)
             elif len(calls) > 1 and (isinstance(fault, FAULTS_OF_ONE_CALL) or not isinstance(fault, apsw.Error)):
                 self._run_each(begin, calls, last_try=False)
             else:
@@ -152,9 +155,10 @@ class Session:
         except Unavailable as fault:
             _fail(calls, fault, self._path)
 
-    def _checkpoint(self, most_growth: int) -> None:
-        with suppress(OSError, apsw.Error):  # the next commit tries again
-            self._log.checkpoint(most_growth, soon=self._reserve.in_use)
+    def _write_back(self) -> None:
+        """Write the log into the file. Only when all of it is there, the log starts again from its beginning."""
+        if not self._reserve.in_use or self._reserve.give(self._log.growth()):
+            self._log.checkpoint()
 
 
 def _fail(calls: Sequence[Call], fault: Exception, path: str) -> None:

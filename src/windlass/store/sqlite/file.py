@@ -76,8 +76,14 @@ RESTORE_EVERY = 0.25
 LEAST_FREE = 1 << 20
 """Free bytes inside the file, left by deleted jobs, that one new job needs on a full disk."""
 
+LEFT_FREE = 1 << 16
+"""Bytes of the reserve that neither the log nor the file gets: SQLite's index of the log may need them."""
+
 KEEP_SIZE = 1
 """FALLOC_FL_KEEP_SIZE: allocates blocks beyond the end of a file without changing its length."""
+
+BLOCK = 4096
+"""Bytes by which room on a disk is given away and taken."""
 
 PRAGMAS = """
     PRAGMA synchronous = FULL;             -- accepted means durable; see `Log`
@@ -371,19 +377,24 @@ class Log:
         """A sync has failed: the system may have dropped unwritten pages, and the next sync would not report it."""
         self._suspect = True
 
-    def checkpoint(self, most_growth: int, *, soon: bool) -> None:
-        """Write the log into the file if it is long, or would make the file longer by more than so many bytes."""
-        if self._pages >= (CHECKPOINT_PAGES_WHEN_FULL if soon else CHECKPOINT_PAGES) or self._grows_by(most_growth):
-            self._pages = self._measure_at = 0
-            self._sql.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
-
-    def _grows_by(self, most: int) -> bool:
-        """Whether the file will need more than so many bytes when the log is written back."""
-        if self._pages * self._page_size <= most or self._pages < self._measure_at:
+    def is_long(self, most_growth: int, *, soon: bool) -> bool:
+        """Whether it is time for a checkpoint: it is long, or makes the file longer by more than so many bytes."""
+        if self._pages >= (CHECKPOINT_PAGES_WHEN_FULL if soon else CHECKPOINT_PAGES):
+            return True
+        if self._pages * self._page_size <= most_growth or self._pages < self._measure_at:
             return False
-        growth = int(self._sql.pragma("page_count")) * self._page_size - _size_of(self._sql.filename)
-        self._measure_at = self._pages + max(0, most - growth) // self._page_size
-        return growth > most
+        growth = self.growth()
+        self._measure_at = self._pages + max(0, most_growth - growth) // self._page_size
+        return growth > most_growth
+
+    def growth(self) -> int:
+        """How many bytes longer the file will be when the log is written back."""
+        return int(self._sql.pragma("page_count")) * self._page_size - _size_of(self._sql.filename)
+
+    def checkpoint(self) -> None:
+        """Write the log into the file, except what readers still need."""
+        self._pages = self._measure_at = 0
+        self._sql.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
 
     def close(self) -> None:
         if self._descriptor is not None:
@@ -403,8 +414,10 @@ class Log:
 class Reserve:
     """Disk space for what must not be refused: a file beside the store that is released when the disk is full.
 
-    While it is released, new jobs are refused; reports of workers and deletions are still written. It is restored as
-    soon as there is room. All processes on one store share it: the size of its file is its state.
+    While it is released, new jobs are refused; reports of workers and deletions are still written. The log gets half
+    of it at once, the rest is kept until a checkpoint needs it to make the store's file longer (decision 0135). It is
+    restored as soon as there is room. All processes on one store share it: the size of its file is its state. That is a
+    number of blocks; one byte more, or no byte at all, means that it is released.
     """
 
     def __init__(self, path: str) -> None:
@@ -413,7 +426,7 @@ class Reserve:
         self._file = f"{path}-reserve"
         self._next_try = 0.0
         self.size = SMALLEST_RESERVE
-        """In bytes, as last seen."""
+        """In bytes, as last seen whole."""
         self.in_use = False
         """Whether the disk was full recently."""
 
@@ -423,34 +436,55 @@ class Reserve:
         if self.in_use and free() < new * 2 + LEAST_FREE:
             raise disk_full(self._path)
 
+    def look(self) -> None:
+        """See whether it is released: another process may have released or restored it."""
+        try:
+            self.in_use = bool(self._path) and not _is_whole(os.stat(self._file).st_size)  # noqa: PTH116 - as below
+        except OSError:  # there is none
+            self.in_use = False
+
     def release(self) -> None:
-        """The disk is full: make room."""
+        """The disk is full: let the log have room, before another program takes it, and keep the rest for the file."""
         self.in_use = True
         self._next_try = system.monotonic() + RESTORE_EVERY
-        if _size_of(self._file):
-            with suppress(OSError):
-                os.truncate(self._file, 0)
-
-    def lend_to_log(self) -> None:
-        """Allocate half of what was released to the log, before another program takes it."""
+        if not _is_whole(size := _size_of(self._file)):
+            return
+        log = f"{self._path}-wal"
+        missing = max(0, size // 2 - _size_of(log))
         with suppress(OSError):
-            _preallocate(f"{self._path}-wal", self.size // 2)
+            self._cut(size - missing - LEFT_FREE)
+            _preallocate(log, missing)
+
+    def give(self, size: int) -> bool:
+        """See that so many bytes of the disk are free, to be used at once; false if there are not as many."""
+        with suppress(OSError):
+            there = _size_of(self._file)
+            disk = os.statvfs(self._file)
+            missing = size - disk.f_bavail * disk.f_frsize
+            if missing > 0:
+                if _is_whole(there) or there <= missing:
+                    return False
+                self._cut(there - missing)
+        return True
+
+    def _cut(self, size: int) -> None:
+        os.truncate(self._file, max(0, size) // BLOCK * BLOCK + 1)
 
     def _is_there(self) -> bool:
         """Whether it is there, or can be restored now."""
         if not self._path:
             return True
         there = _size_of(self._file)
-        if there:
+        if whole := _is_whole(there):
             self.size = there
-        if there >= LARGEST_RESERVE:
-            return True
+            if there >= LARGEST_RESERVE:
+                return True
         wanted = min(LARGEST_RESERVE, _size_of(self._path))
-        if there and there >= wanted:
+        if whole and there >= wanted:
             return True
         if system.monotonic() < self._next_try:
-            return there > 0
-        return self._restore(wanted) or there > 0
+            return whole
+        return self._restore(wanted) or whole
 
     def _restore(self, wanted: int) -> bool:
         self._next_try = system.monotonic() + RESTORE_EVERY
@@ -462,7 +496,8 @@ class Reserve:
         try:
             disk = os.fstatvfs(file)
             size = max(before, min(max(SMALLEST_RESERVE, wanted), disk.f_blocks * disk.f_frsize // DISK_SHARE))
-            if size > before:
+            size -= size % BLOCK
+            if size != before:
                 os.posix_fallocate(file, 0, int(size * MARGIN))
                 os.ftruncate(file, size)
         except OSError:
@@ -472,6 +507,11 @@ class Reserve:
             os.close(file)
         self.size = size
         return True
+
+
+def _is_whole(size: int) -> bool:
+    """Whether a reserve of this size is not released."""
+    return size > 0 and size % BLOCK == 0
 
 
 def _size_of(path: str) -> int:
