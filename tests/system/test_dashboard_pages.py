@@ -382,7 +382,7 @@ def test_a_running_job_is_ended_by_hand_and_annotated(dashboard: Dashboard) -> N
     page.get_by_text("More", exact=True).click()
     press(page, "Fail by hand")
     fill(page, Why="the tape is broken")
-    expect(page.get_by_text("the tape is broken")).to_be_visible()
+    expect(page.get_by_role("region", name="Failed run").get_by_text("the tape is broken")).to_be_visible()
     press(page, "Retry")
     expect(page.get_by_role("button", name="Retry")).to_have_count(0)
     page.get_by_text("More", exact=True).click()
