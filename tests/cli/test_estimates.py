@@ -50,21 +50,21 @@ def test_doctor_names_what_is_paused_since_when_until_when_and_why(harness: Work
     ok(harness, "queues", "pause", "default", "--why", "moved", "--for", "1h")
     ok(harness, "limits", "pause", "one", "--why", "sick")
     harness.app.ask(PauseTask(task="add", pause=Pause(paused=True, why="broken")))
+    serve(harness)
+    ok(harness, "workers", "pause", "idler", "--why", "leaks")
     found = json.loads(harness.run("doctor", "--json").stdout)["findings"]
     said = [one["found"] for one in found if one["what"] == "pauses"]
     today = f"{datetime.now(UTC).astimezone():%Y-%m-%d}"
-    assert len(said) == 3
-    for one, kind in zip(said, ("queue default", "limit one", "task add"), strict=True):
+    assert len(said) == 4
+    for one, kind in zip(said, ("queue default", "limit one", "task add", "worker idler"), strict=True):
         assert one.startswith(f"{kind} of {harness.tenant}: paused")
         assert f"(since {today} " in one
     assert f"paused until {today}" in said[0] or "paused until" in said[0]
-    assert [word for word, one in zip(("moved", "sick", "broken"), said, strict=True) if word in one] == [
-        "moved",
-        "sick",
-        "broken",
-    ]
+    reasons = ["moved", "sick", "broken", "leaks"]
+    assert [word for word, one in zip(reasons, said, strict=True) if word in one] == reasons
     advice = [one["advice"] for one in found if one["what"] == "pauses"]
     assert advice[0].endswith(f"windlass queues resume default --tenant {harness.tenant}")
+    assert advice[3] == f"it claims no jobs; resume it: windlass workers resume idler --tenant {harness.tenant}"
 
 
 @ON_A_FILE

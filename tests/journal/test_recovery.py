@@ -134,9 +134,10 @@ def leading_pages(path: Path) -> list[int]:
 
 
 @pytest.mark.parametrize("rubbish", [GARBAGE, bytes(PAGE)], ids=["garbage", "zeros"])
+@pytest.mark.parametrize("whole", [0, 20], ids=["all of it", "its end"])
 @pytest.mark.parametrize("first_too", [False, True], ids=["", "and the first page"])
 async def test_damage_to_the_page_that_leads_to_all_others_costs_no_job(
-    rubbish: bytes, first_too: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    rubbish: bytes, whole: int, first_too: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     journal = opened(tmp_path, keep=0)
     for number in range(NUMBER):
@@ -145,7 +146,7 @@ async def test_damage_to_the_page_that_leads_to_all_others_costs_no_job(
     await journal.close()
     path = journal_file(tmp_path)
     (root,) = leading_pages(path)
-    overwrite(path, root, rubbish)
+    overwrite(path, root, _page(path, root)[:whole] + rubbish[whole:])
     if first_too:
         overwrite(path, 1, rubbish)
     with caplog.at_level(logging.ERROR, "windlass.journal"):

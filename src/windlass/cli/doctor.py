@@ -273,19 +273,23 @@ async def _upkeep(queue: Queue) -> AsyncIterator[Finding]:
 
 
 async def _pauses(queue: Queue) -> AsyncIterator[Finding]:
-    """Paused queues, tasks and limits: their jobs wait until they are resumed."""
+    """Paused queues, tasks and limits, whose jobs wait until they are resumed; and paused workers."""
     lines = (await queue(GetStats())).queues
     found = 0
-    tasks = await queue.service(Tasks(tenant=EVERY_TENANT))
-    for tenant in sorted({EVERY_TENANT, *(line.tenant for line in lines), *(task.tenant for task in tasks)}):
-        async for pause in _paused_of(queue, tenant, [task for task in tasks if task.tenant == tenant]):
+    tasks, workers = await queue.service(Tasks(tenant=EVERY_TENANT)), await queue.service(Workers(tenant=EVERY_TENANT))
+    tenants = {one.tenant for one in lines} | {one.tenant for one in tasks} | {one.tenant for one in workers}
+    for tenant in sorted({EVERY_TENANT, *tenants}):
+        own = [one for one in tasks if one.tenant == tenant], [one for one in workers if one.tenant == tenant]
+        async for pause in _paused_of(queue, tenant, *own):
             found += 1
             yield pause
     if not found:
         yield Finding("pauses", "ok", "nothing is paused")
 
 
-async def _paused_of(queue: Queue, tenant: str, tasks: list[TaskEntry]) -> AsyncIterator[Finding]:
+async def _paused_of(
+    queue: Queue, tenant: str, tasks: list[TaskEntry], workers: list[Worker]
+) -> AsyncIterator[Finding]:
     """A tenant's pauses."""
     whose = "" if tenant == DEFAULT_TENANT else " of all tenants" if tenant == EVERY_TENANT else f" of {tenant}"
     flag = "" if tenant == DEFAULT_TENANT else f" --tenant {tenant}"
@@ -293,10 +297,12 @@ async def _paused_of(queue: Queue, tenant: str, tasks: list[TaskEntry]) -> Async
     named += [("queue", one.queue, one) for one in await queue.service(Queues(tenant=tenant))]
     named += [("limit", one.name, one) for one in await queue.service(Limits(tenant=tenant))]
     named += [("task", one.task, one) for one in tasks]
+    named += [("worker", one.name, one.orders.pause) for one in workers]
     for kind, name, pause in named:
         if pause.paused:
             found = f"{kind} {name}{whose}: {pause_text(pause)}"
-            yield Finding("pauses", "warn", found, f"its jobs wait; resume it: windlass {kind}s resume {name}{flag}")
+            effect = "it claims no jobs" if kind == "worker" else "its jobs wait"
+            yield Finding("pauses", "warn", found, f"{effect}; resume it: windlass {kind}s resume {name}{flag}")
 
 
 async def _consistency(queue: Queue) -> AsyncIterator[Finding]:

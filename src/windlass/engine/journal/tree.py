@@ -50,8 +50,10 @@ def relinked(image: bytes, root: int) -> Relinked | None:
     """The file with new pages above the leaves of a table; null if those that it has are sound, or it has none."""
     pages = [image[at : at + PAGE] for at in range(0, len(image), PAGE)]
     below = dict(_pages_below(pages, root))
-    above = {*below.values()}
-    if not above or all(pages[number - 1][0] == TABLE_INTERIOR for number in above):
+    above: dict[int, set[int]] = {}
+    for number, parent in below.items():
+        above.setdefault(parent, set()).add(number)
+    if all(below_it <= _children(pages[number - 1]) for number, below_it in above.items()):
         return None
     leaves = [number for number in below if number not in above]
     nodes = sorted(
@@ -106,6 +108,15 @@ def _mapped(pages: Sequence[bytes], number: int) -> tuple[int, int]:
     at = 5 * (number - map_page - 1)
     entry = pages[map_page - 1][at : at + 5]
     return (entry[0], int.from_bytes(entry[1:])) if entry else (0, 0)
+
+
+def _children(page: bytes) -> set[int]:
+    """The pages that a page leads to; empty if it leads to none, or is damaged."""
+    end = INTERIOR_HEADER + POINTER * int.from_bytes(page[3:5])
+    if page[0] != TABLE_INTERIOR or end > len(page):
+        return set()
+    places = (int.from_bytes(page[at : at + POINTER]) for at in range(INTERIOR_HEADER, end, POINTER))
+    return {int.from_bytes(page[at : at + 4]) for at in [8, *places]}
 
 
 def _row_numbers(page: bytes) -> list[int]:
