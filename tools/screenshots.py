@@ -10,17 +10,23 @@ import shutil
 import sys
 import tempfile
 import time
+import uuid
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx2
 import msgspec
+from msgspec.structs import replace
 from playwright.sync_api import Browser, expect
 
 from tests.support.browser import opened_browser
 from tests.support.http_servers import process
 from windlass.addresses import open_store
 from windlass.engine.history import KEPT, KINDS, SECONDS, Note
+from windlass.engine.schedules import STATES, TickProgress
+from windlass.model.job import State
+from windlass.model.schedule import ScheduleRun
 
 ROOT = Path(__file__).parent.parent
 IMAGES = ROOT / "docs" / "images"
@@ -39,6 +45,8 @@ SHOWN = {
 }
 """Which pictures the documentation has."""
 
+
+SKIPPED = "skipped: the job of an earlier tick is pending"
 
 HANDLER = """def run(payload):
     net = payload["net"]
@@ -75,9 +83,28 @@ async def _write_past(store: str) -> None:
                     Note(number, {"default,default": [*sums, round(busy / 9), 3]}, {"-": 2 + (number % 97 < 60)})
                 )
                 notes.append(opened.records.swap(KINDS[step], str(number % KEPT[step]), None, note))
+        for name, every, begins, took in (("rates", 3600, 0, 0.8), ("nightly-backup", 86_400, 7200, 94.0)):
+            notes.append(opened.records.swap(STATES, f"default/{name}", None, _past_runs(every, begins, took)))
         await asyncio.gather(*notes)
     finally:
         await opened.close()
+
+
+def _past_runs(every: int, begins: int, took: float) -> bytes:
+    """What a schedule notes of its runs: one failed, and one tick made no job."""
+    now = time.time()
+    last = (now - begins) // every * every + begins
+    runs: list[ScheduleRun] = []
+    for number in range(13, -1, -1):
+        tick = datetime.fromtimestamp(last - number * every, UTC)
+        start = tick + timedelta(milliseconds=12 + 31 * number % 170)
+        end = start + timedelta(seconds=took * (1 + number % 5 / 9))
+        ran = ScheduleRun(
+            tick=tick, job=str(uuid.uuid4()), state=State.SUCCEEDED, attempt=1, started_at=start, finished_at=end
+        )
+        special = {8: replace(ran, state=State.FAILED), 3: ScheduleRun(tick=tick, note=SKIPPED)}
+        runs.append(special.get(number, ran))
+    return msgspec.msgpack.encode(TickProgress(datetime.fromtimestamp(now, UTC), runs, 1))
 
 
 def _fill(site: Site) -> None:
@@ -108,6 +135,7 @@ def _fill(site: Site) -> None:
     site.ask("POST", "/schedules/rates/run", {})
     _await(lambda: not any(one["state"] == "queued" for one in _jobs(site, "task=charge")))
     _await(lambda: (site.ask("GET", f"/jobs/{report['id']}").get("progress") or {}).get("done", 0) > 12)
+    site.ask("PATCH", f"/jobs/{report['id']}", {"annotations": {"ticket": "OPS-7"}})
     site.pages["job"] = f"/job/default/{report['id']}"
     site.pages["job-failed"] = f"/job/default/{_jobs(site, 'state=failed')[0]['id']}"
     site.pages["job-waiting"] = f"/job/default/{waiting[0]['id']}"

@@ -4,6 +4,7 @@ import base64
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from playwright.sync_api import Page, Route, expect
@@ -132,6 +133,14 @@ def test_a_facet_counts_what_runs_on_each_node(dashboard: Dashboard) -> None:
     page = dashboard.page(path="/jobs")
     running = page.get_by_role("group", name="Running on")
     expect(running.get_by_role("button")).to_have_text(["idle0", "rack 12", "rack 21", "shared"])
+    local = dashboard.page(dashboard.server.token)  # which knows that no other tenant has jobs that run
+    own = {"tenant": dashboard.tenant, "queue": "a", "task": "of-a", "states": {"running": 3}, "outcomes": {}}
+    local.route("**/v1/-/stats", lambda route: route.fulfill(json={"queues": [own]}))
+    local.evaluate("name => localStorage.setItem('tenant', name)", dashboard.tenant)
+    local.goto("/#/jobs")
+    local.reload()
+    expect(local.get_by_role("group", name="Running on").get_by_role("button").last).to_have_text("shared0")
+    local.close()
     dashboard.ask("DELETE", f"/workers/{shared}", tenant="-")
     running.get_by_role("button", name="rack 1").click()
     expect(page).to_have_url(f"{dashboard.server.address}/#/jobs?q=state%3Arunning%20node%3A%22rack%201%22")
@@ -566,6 +575,27 @@ def test_the_timeline_of_a_job_says_what_was_done_to_it_by_hand(dashboard: Dashb
     expect(steps).to_have_count(5)  # that it ended, too
     press(page, "Retry")
     expect(steps.filter(has_text="queued again by token")).to_have_count(1)
+
+
+@on_one_store
+def test_the_details_of_a_job_name_the_options_that_are_not_as_usual(dashboard: Dashboard) -> None:
+    page = dashboard.page(path=f"/job/{dashboard.tenant}/{dashboard.queued()}")
+    details = page.get_by_role("region", name="Details")
+    expect(details).to_contain_text("Priority")
+    for label in ("Run again", "Expires", "Success kept", "Failure kept", "Result", "Isolated", "Unique", "Owner"):
+        expect(details.get_by_text(label, exact=True)).to_have_count(0)
+    options: dict[str, Any] = {"max_retry": 3, "retry": {"base": 5, "deadline": 3600}, "keep_success": None}
+    id = dashboard.queued(keep_result="once", unique="pending", isolate=True, expires=90, **options)
+    page.goto(f"/#/job/{dashboard.tenant}/{id}")
+    for text in (
+        "after 5 s, each wait 2 times the last, at most 1 h, until it is 1 h old",
+        "if it has not started 1 min 30 s after it was made",
+        "forever",
+        "for one reading",
+        "while it is pending",
+        "a process of its own",
+    ):
+        expect(details.get_by_text(text, exact=True)).to_be_visible()
 
 
 # Failures, handlers, tokens, audit

@@ -89,7 +89,8 @@ class Session:
 
     def checkpoint(self) -> None:
         """Write the log back into the file if it is time; to be called when the callers have their answers."""
-        self._reserve.look()
+        if self._log.has_changed():
+            self._reserve.look()
         with suppress(OSError, apsw.Error):  # the next commit tries again
             if self._log.is_long(0 if self._reserve.in_use else self._reserve.size // 2, soon=self._reserve.in_use):
                 self._write_back()

@@ -61,6 +61,9 @@ FRAME_HEADER = 24
 CHECKPOINT_PAGES_WHEN_FULL = 100
 """The same while the disk is full: then the log must not grow."""
 
+LOOK_PAGES = 32
+"""Pages of log after which a process looks whether the disk is full; a look takes a microsecond or two."""
+
 SMALLEST_RESERVE, LARGEST_RESERVE = 1 << 20, 4 << 20
 """Bytes: as many as the store has, between these two."""
 
@@ -327,6 +330,8 @@ class Log:
         """Of the log, after the last commit."""
         self._measure_at = 0
         """Pages of the log at which it could make the file too long, and is measured again."""
+        self._seen = 0
+        """Pages of the log when it was last said to have changed."""
         self._length = 0
         """Bytes of its file, as last seen."""
         self._descriptor: int | None = None
@@ -376,6 +381,13 @@ class Log:
     def distrust(self) -> None:
         """A sync has failed: the system may have dropped unwritten pages, and the next sync would not report it."""
         self._suspect = True
+
+    def has_changed(self) -> bool:
+        """Whether it has grown by some pages since this was last true, or has started again."""
+        if 0 <= self._pages - self._seen < LOOK_PAGES:
+            return False
+        self._seen = self._pages
+        return True
 
     def is_long(self, most_growth: int, *, soon: bool) -> bool:
         """Whether it is time for a checkpoint: it is long, or makes the file longer by more than so many bytes."""

@@ -132,7 +132,10 @@ function Frame({ who, leave }) {
   const events = eventsOf(tenant, path === "/jobs" ? new URLSearchParams(rest).get("q") ?? "" : "");
   useStream(job ? queue(decodeURIComponent(job[1])).url(`/jobs/${job[2]}/events`) : events.url);
   const known = useAsked(() => queue(who.tenant).get("/stats"), [who.tenant], job ? 4000 : 2000, !job && events.whole ? moves : undefined).data;
-  const stats = useMemo(() => known && { queues: known.queues.filter((/** @type {any} */ one) => tenant === "-" || one.tenant === tenant) }, [known, tenant]);
+  const stats = useMemo(() => {
+    const own = (/** @type {any} */ one) => tenant === "-" || one.tenant === tenant;
+    return known && { queues: known.queues.filter(own), alone: who.tenant === "-" && known.queues.every((/** @type {any} */ one) => own(one) || !one.states.running) };
+  }, [known, tenant]);
   const tenants = [...new Set(["default", seen, ...(known?.queues ?? []).map((/** @type {any} */ one) => one.tenant)])].filter((one) => one !== "-").sort();
   const choose = (/** @type {any} */ event) => { localStorage.setItem("tenant", event.target.value); look(event.target.value); };
   const failed = stats ? stats.queues.reduce((/** @type {number} */ sum, /** @type {any} */ one) => sum + (one.states.failed ?? 0), 0) : 0;

@@ -287,6 +287,31 @@ function Spans({ job, now }) {
     <div class="plot-labels"><span>${job.attempt > 1 ? "before the last run" : "waited"} ${span(waited)}</span>${started !== undefined && html`<span>ran ${span(ran)}</span>`}</div>`;
 }
 
+/** @param {number | null} seconds */
+const kept = (seconds) => (seconds === null ? "forever" : `for ${span(seconds)}`);
+
+/** Options that are shown where a job has others than usual: their name, label, usual value, and how they read. @type {[string, string, any, (value: any) => string][]} */
+const UNUSUAL = [
+  ["expires", "Expires", null, (value) => `if it has not started ${span(value)} after it was made`],
+  ["owner_timeout", "Owner", null, (value) => `must ask for it every ${span(value)}`],
+  ["unique", "Unique", null, (value) => (typeof value === "number" ? `for ${span(value)}` : `while it is ${value}`)],
+  ["yielding", "Yielding", false, () => "may be halted for other jobs"],
+  ["isolate", "Isolated", false, () => "a process of its own"],
+  ["on_failure", "On failure", null, (value) => `a job of ${value}`],
+  ["keep_success", "Success kept", 86400, kept],
+  ["keep_failure", "Failure kept", 7 * 86400, kept],
+  ["keep_result", "Result", "keep", (value) => (value === "once" ? "for one reading" : "not kept")],
+  ["keep_result_for", "Result kept", null, kept],
+  ["stdin", "Standard input", null, (value) => `a ${value}`],
+  ["input", "Messages", false, () => "taken while it runs"],
+];
+
+/** When it is run again; a policy leaves out what is as usual. @param {any} job */
+function retries({ max_retry, retry: { base = 10, factor = 2, cap = 3600, deadline } }) {
+  if (max_retry === 0) return "";
+  return `after ${span(base)}${factor === 1 ? "" : `, each wait ${factor} times the last, at most ${span(cap)}`}${deadline ? `, until it is ${span(deadline)} old` : ""}`;
+}
+
 /** @param {any} props */
 function Facts({ job }) {
   /** @type {[string, any][]} */
@@ -296,6 +321,7 @@ function Facts({ job }) {
     ["Tenant", job.tenant],
     ["Priority", job.priority],
     ["Run", `${job.attempt || 0}${job.max_retry === null ? "" : ` of ${job.max_retry + 1}`}`],
+    ["Run again", retries(job)],
     ["Timeout", job.timeout ? span(job.timeout) : ""],
     ["Tier", job.tier ?? ""],
     ["When lost", job.on_lost ?? ""],
@@ -313,6 +339,7 @@ function Facts({ job }) {
     ["Edited", job.edits ? `${job.edits} ${job.edits === 1 ? "time" : "times"}` : ""],
     ["Handler", job.handler_version ? `version ${job.handler_version}` : ""],
     ["Sandbox", job.sandbox ?? ""],
+    .../** @type {[string, any][]} */ (UNUSUAL.filter(([name, , usual]) => job[name] !== undefined && job[name] !== usual).map(([name, label, , text]) => [label, text(job[name])])),
     ["Made", exact(job.created_at)],
   ];
   return html`<${Panel} title="Details"><div class="body"><dl class="facts">${facts.filter(([, value]) => value !== "" && !(Array.isArray(value) && !value.length)).map(([name, value]) => html`<dt>${name}</dt><dd>${value}</dd>`)}</dl></div><//>`;

@@ -30,7 +30,7 @@ export function Jobs({ tenant, can, query, stats }) {
   const api = queue(tenant);
   const stands = still || chosen.size > 0 || next !== undefined;
   const list = useAsked(() => (parsed.wrong ? Promise.resolve({ jobs: [], next: null }) : api.get("/jobs", { ...parsed.query, limit: ROWS, order: "newest" })), [tenant, text], stands ? 0 : 2000, () => true);
-  const nodes = nodesOf(useAsked(() => api.get("/workers"), [tenant], 4000).data ?? [], tenant);
+  const nodes = nodesOf(useAsked(() => api.get("/workers"), [tenant], 4000).data ?? [], (/** @type {any} */ one) => tenant === "-" || one.tenant === tenant || !!stats?.alone);
   const go = (/** @type {string} */ to) => { location.hash = to ? `/jobs?q=${encodeURIComponent(to)}` : "/jobs"; };
   const rows = useMemo(() => [...(list.data?.jobs ?? []), ...more].slice(-MOST_ROWS), [list.data, more]);
   const beyond = next === undefined ? list.data?.next : next;
@@ -206,15 +206,15 @@ function counts(stats, query) {
 }
 
 /**
- * How many jobs run on each node; unknown where a worker also runs jobs of other tenants.
- * @param {any[]} workers @param {string} tenant
+ * How many jobs run on each node; unknown where a worker may also run those of other tenants.
+ * @param {any[]} workers @param {(worker: any) => boolean} own whether all that it runs is shown here
  */
-function nodesOf(workers, tenant) {
+function nodesOf(workers, own) {
   /** @type {Record<string, number | undefined>} */
   const found = {};
   for (const one of workers.filter((each) => each.node)) {
     const before = one.node in found ? found[one.node] : 0;
-    found[one.node] = tenant === "-" || (one.tenant === tenant && before !== undefined) ? (before ?? 0) + one.running : undefined;
+    found[one.node] = before !== undefined && own(one) ? before + one.running : undefined;
   }
   return found;
 }
