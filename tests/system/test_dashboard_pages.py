@@ -378,7 +378,7 @@ def test_a_running_job_is_ended_by_hand_and_annotated(dashboard: Dashboard) -> N
     page.get_by_text("More", exact=True).click()
     press(page, "Annotate")
     fill(page, Name="ticket", Text="OPS-7")
-    expect(page.get_by_text("ticket: OPS-7")).to_be_visible()
+    expect(page.get_by_role("region", name="Details").get_by_text("ticket: OPS-7")).to_be_visible()
     page.get_by_text("More", exact=True).click()
     press(page, "Fail by hand")
     fill(page, Why="the tape is broken")
