@@ -100,6 +100,7 @@ def test_a_paused_worker_claims_nothing_until_it_is_resumed(harness: WorkerHarne
     worker = harness.start()
     worker.send(signal.SIGCONT)  # as after STOP: there is nothing to go on with
     assert add.enqueue(1, 0).result(PATIENCE) == 1
+    assert "claiming" not in worker.said
     worker.send(signal.SIGTSTP)
     worker.hear("claiming paused")
     job = add.enqueue(1, 1)

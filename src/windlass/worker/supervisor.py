@@ -178,6 +178,8 @@ class Supervisor:
 
     def pause(self, paused: bool, by: str = A_SIGNAL) -> None:
         """Claim nothing for now; or claim again, unless something else has paused it too."""
+        if paused == (by in self._loop.paused_by):
+            return  # it is resumed, say, by CONT after a STOP
         self._loop.pause(by, paused)
         if still := " and ".join(sorted(self._loop.paused_by & BY_PEOPLE)):
             log.info("claiming paused by %s", still)
