@@ -2,11 +2,12 @@
 
 `python -m tools.walk` runs a lone job through an idle worker, on a file and on Redis, and lists the files. A profiler
 hook in every process notes calls of the package's own code while a shared flag is up. Frames under the periodic duties
-of upkeep are left out: they run beside a job, not for it.
+of upkeep, and under those that the supervisor awaits, are left out: they run beside a job, not for it.
 """
 
 import json
 import os
+import random
 import subprocess
 import sys
 import tempfile
@@ -34,7 +35,8 @@ if folder:
 
     def in_upkeep(frame):
         while frame is not None:
-            if os.path.basename(frame.f_code.co_filename) == "upkeep.py":
+            code = frame.f_code
+            if os.path.basename(code.co_filename) == "upkeep.py" or code.co_qualname == "_awaited":
                 return True
             frame = frame.f_back
         return False
@@ -115,7 +117,8 @@ def walk(store: str, folder: Path) -> Walk:
         command = [sys.executable, "-m", "windlass", "worker", "walked_app:app"]
         worker = subprocess.Popen(command, cwd=folder, env=env, stdout=log, stderr=log)
         try:
-            time.sleep(SETTLE)
+            # At another moment each time: what a worker does once a second falls into few of several walks.
+            time.sleep(SETTLE + random.random())
             command = [sys.executable, "-c", CALLER]
             said = subprocess.run(
                 command, cwd=folder, env=env, capture_output=True, text=True, timeout=PATIENCE, check=False
