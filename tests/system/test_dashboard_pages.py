@@ -429,6 +429,36 @@ def test_workers_stand_by_node_with_what_they_run(dashboard: Dashboard) -> None:
     expect(page.get_by_text(run[1])).to_be_visible()
 
 
+def test_a_job_whose_only_worker_is_paused_says_so_and_resumes_it(dashboard: Dashboard) -> None:
+    worker = dashboard.worker("reports", name="web-3", draining=True)
+    dashboard.ask("PATCH", f"/workers/{worker}", {"paused": True, "why": "looking for a leak"})
+    id = dashboard.queued("report", queue="reports")
+    page = dashboard.page(path=f"/job/{dashboard.tenant}/{id}")
+    expect(page.get_by_text("would take it, and is paused: looking for a leak")).to_be_visible()
+    press(page, "Resume")
+    expect(page.get_by_text("web-3 goes on")).to_be_visible()
+    assert not dashboard.ask("GET", "/workers")[0]["orders"].get("pause")
+
+
+@on_one_store
+def test_a_job_that_needs_what_no_worker_offers_says_how_to_start_one(dashboard: Dashboard) -> None:
+    about = {"tasks": ["render", "other"], "needs": {"render": ["gpu"]}, "app": "shop:app"}
+    dashboard.worker("renders", **about)
+    id = dashboard.queued("render", queue="renders")
+    page = dashboard.page(path=f"/job/{dashboard.tenant}/{id}")
+    expect(page.get_by_text("windlass worker shop:app -q renders --offers gpu")).to_be_visible()
+    expect(page.get_by_text("do not know the task")).to_have_count(0)
+
+
+@on_one_store
+def test_a_job_that_waits_for_a_slot_leads_to_what_its_workers_run(dashboard: Dashboard) -> None:
+    run = dashboard.running("mail", worker=dashboard.worker("mail", "images", name="web-1"))
+    id = dashboard.queued("thumbnail", queue="images")
+    page = dashboard.page(path=f"/job/{dashboard.tenant}/{id}")
+    page.get_by_role("link", name="web-1").click()
+    expect(page.get_by_role("link", name=re.compile(run[1][:8]))).to_be_visible()
+
+
 def test_a_worker_is_paused_resumed_and_stopped(dashboard: Dashboard) -> None:
     worker = dashboard.worker("mail", name="web-1")
     page = dashboard.page(path="/workers")

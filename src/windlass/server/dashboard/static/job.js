@@ -108,6 +108,17 @@ const WHY = {
   handler: "no worker of its queue runs its task",
 };
 
+/** The app of the first worker that names one, for a command. @param {any[]} workers */
+const appOf = (workers) => workers.find((one) => one.app)?.app ?? "MODULE:APP";
+
+/** A worker that takes none of the jobs of its queues. @param {any} props */
+function PausedWorker({ api, one, can }) {
+  const pause = one.orders.pause;
+  if (!pause?.paused) return html`<div><${Link} to="/workers">${one.name}<//> would take it, and is ${one.orders.stop ? "stopping" : "paused by a signal or stopping"}.</div>`;
+  return html`<div class="row"><span><${Link} to="/workers">${one.name}<//> would take it, and is paused${pause.why ? `: ${pause.why}` : ""}${pause.until ? html` until ${exact(pause.until)}` : ""}.</span>
+    ${can("operate") && one.tenant !== "-" && html`<${Action} run=${async () => { await api.patch(`/workers/${one.id}`, {}); return `${one.name} goes on`; }}>Resume<//>`}</div>`;
+}
+
 /** What to do about a wait. @param {any} props */
 function Remedy({ api, job, estimate, can }) {
   const why = job.state === "queued" ? estimate?.why : undefined;
@@ -116,11 +127,16 @@ function Remedy({ api, job, estimate, can }) {
     const [line, task] = await Promise.all([api.get(`/queues/${job.queue}`), api.get(`/tasks/${job.task}`)]);
     return line.paused ? { what: `queue ${job.queue}`, path: `/queues/${job.queue}`, ...line } : task.paused ? { what: `task ${job.task}`, path: `/tasks/${job.task}`, ...task } : null;
   }, [job.id, why], why === "pause" ? 3000 : 0).data;
-  if (why === "worker") return html`<div>Start one: <code>windlass worker MODULE:APP -q ${job.queue}</code></div>`;
+  const asksWorkers = why === "worker" || why === "handler" || why === "slots";
+  const all = useAsked(() => (asksWorkers ? api.get("/workers") : Promise.resolve(null)), [job.id, why], asksWorkers ? 3000 : 0).data ?? [];
+  const serving = all.filter((/** @type {any} */ one) => one.queues.includes(job.queue));
+  if (why === "worker") return html`${serving.map((/** @type {any} */ one) => html`<${PausedWorker} key=${one.id} api=${api} one=${one} can=${can} />`)}<div>Start ${serving.length ? "another one" : "one"}: <code>windlass worker ${appOf(all)} -q ${job.queue}</code></div>`;
+  const needs = [...new Set(all.flatMap((/** @type {any} */ one) => one.needs?.[job.task] ?? []))];
+  if (why === "handler" && needs.length) return html`<div>Start one where that is: <code>windlass worker ${appOf(all)} -q ${job.queue} --offers ${needs.join(",")}</code></div>`;
   if (why === "handler") return html`<div><${Link} to="/workers">The workers<//> of its queue do not know the task ${job.task}: start one with an app that has it, or <${Link} to="/handlers">upload a handler<//>.</div>`;
   if (why === "limit") return html`<div><${Link} to="/limits">See the limit${estimate.name ? ` ${estimate.name}` : ""} and what it holds back<//></div>`;
   if (why === "tier") return html`<div><${JobsLink} q=${`state:running ${word("queue", job.queue)}`}>See what runs in ${job.queue}<//>, start another worker, or <${Link} to="/queues">give the tier a larger cap<//>.</div>`;
-  if (why === "slots") return html`<div><${JobsLink} q=${`state:running ${word("queue", job.queue)}`}>See what runs in ${job.queue}<//>, or start another worker.</div>`;
+  if (why === "slots") return html`<div>See what runs on ${serving.length ? serving.map((/** @type {any} */ one, /** @type {number} */ place) => html`${place ? ", " : ""}<${JobsLink} q=${`state:running worker:${one.id}`}>${one.name}<//>`) : html`<${Link} to="/workers">the workers<//>`}, or start another worker.</div>`;
   if (why === "pause" && paused) {
     return html`<div class="row"><span>The ${paused.what} is paused${paused.why ? `: ${paused.why}` : ""}${paused.until ? html` until ${exact(paused.until)}` : ""}.</span>
       ${can("operate") && html`<${Action} run=${async () => { await api.patch(paused.path, { paused: false }); return `${paused.what} goes on`; }}>Resume<//>`}</div>`;
