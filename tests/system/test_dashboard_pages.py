@@ -437,6 +437,11 @@ def test_a_job_whose_only_worker_is_paused_says_so_and_resumes_it(dashboard: Das
     expect(page.get_by_text("would take it, and is paused: looking for a leak")).to_be_visible()
     press(page, "Resume")
     expect(page.get_by_text("web-3 goes on")).to_be_visible()
+    dashboard.ask("PATCH", f"/workers/{worker}", {"paused": True, "why": "looking again"})
+    page.goto("/#/")
+    expect(page.get_by_text("Paused: worker web-3 (looking again)")).to_be_visible()
+    press(page, "Resume")
+    expect(page.get_by_text("Paused: worker web-3")).to_have_count(0)
     assert not dashboard.ask("GET", "/workers")[0]["orders"].get("pause")
 
 

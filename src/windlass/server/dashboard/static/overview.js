@@ -75,6 +75,8 @@ function Troubles({ tenant, queues, journal, can, again }) {
   const health = useAsked(async () => { const answer = await fetch("/readyz"); return { ok: answer.ok, text: (await answer.text()).trim() }; }, [tenant], 10000).data;
   const tasks = useAsked(() => queue(tenant).get("/tasks"), [tenant], 10000);
   const stopped = (tasks.data ?? []).filter((/** @type {any} */ one) => one.paused);
+  const workers = useAsked(() => queue(tenant).get("/workers"), [tenant], 10000);
+  const resting = (workers.data ?? []).filter((/** @type {any} */ one) => one.orders.pause?.paused);
   const alone = queues.filter((/** @type {any} */ one) => (one.states.queued ?? 0) > 0 && !one.workers);
   const paused = queues.filter((/** @type {any} */ one) => one.paused);
   const detail = health && !health.ok ? problem(health.text) : health && health.text !== "ok" ? health.text : "";
@@ -82,12 +84,13 @@ function Troubles({ tenant, queues, journal, can, again }) {
     ${journal && (journal.fault || journal.waiting > FEW) && html`<div class="note-line warn" role="status"><strong>Journal:</strong> ${number(journal.waiting)} accepted ${journal.waiting === 1 ? "job is" : "jobs are"} not in the store yet${journal.fault ? `: ${journal.fault}` : ""}. They are safe on this server's disk.</div>`}
     ${alone.length > 0 && html`<div class="note-line warn"><strong>No worker</strong> takes jobs from ${alone.slice(0, 6).map((/** @type {any} */ one, /** @type {number} */ place) => html`${place ? ", " : ""}<${JobsLink} q=${`state:queued ${word("queue", one.queue)}`}>${one.queue}<//> (${number(one.states.queued)})`)}. Start one: <code>windlass worker MODULE:APP -q ${alone[0].queue}</code></div>`}
     ${paused.slice(0, 4).map((/** @type {any} */ one) => html`<${Pause} key=${queueKey(one)} one=${one} kind="queue" name=${one.queue} may=${can("operate")} again=${again} />`)}
-    ${stopped.slice(0, 4).map((/** @type {any} */ one) => html`<${Pause} key=${one.task} one=${one} kind="task" name=${one.task} may=${can("operate") && (one.tenant === tenant || tenant === "-")} again=${tasks.again} />`)}`;
+    ${stopped.slice(0, 4).map((/** @type {any} */ one) => html`<${Pause} key=${one.task} one=${one} kind="task" name=${one.task} may=${can("operate") && (one.tenant === tenant || tenant === "-")} again=${tasks.again} />`)}
+    ${resting.slice(0, 4).map((/** @type {any} */ one) => html`<${Pause} key=${one.id} one=${{ ...one.orders.pause, tenant: one.tenant }} kind="worker" name=${one.name} id=${one.id} may=${can("operate") && (one.tenant === tenant || tenant === "-")} again=${workers.again} />`)}`;
 }
 
-/** A queue or a task that is paused, and a button that ends it. @param {any} props */
-const Pause = ({ one, kind, name, may, again }) => html`<div class="note-line warn row"><span><strong>Paused:</strong> ${kind} <${JobsLink} q=${`state:queued ${word(kind, name)}`}>${name}<//>${one.why ? ` (${one.why})` : ""}${one.until ? html`, goes on <${Time} at=${one.until} />` : ""}</span>
-  ${may && html`<${Action} run=${async () => { await queue(one.tenant).patch(`/${kind}s/${name}`, { paused: false }); again(); return `${name} goes on`; }}>Resume<//>`}</div>`;
+/** A queue, a task or a worker that is paused, and a button that ends it. @param {any} props */
+const Pause = ({ one, kind, name, id, may, again }) => html`<div class="note-line warn row"><span><strong>Paused:</strong> ${kind} ${id ? html`<${Link} to="/workers">${name}<//>` : html`<${JobsLink} q=${`state:queued ${word(kind, name)}`}>${name}<//>`}${one.why ? ` (${one.why})` : ""}${one.until ? html`, goes on <${Time} at=${one.until} />` : ""}</span>
+  ${may && html`<${Action} run=${async () => { await queue(one.tenant).patch(`/${kind}s/${id ?? name}`, { paused: false }); again(); return `${name} goes on`; }}>Resume<//>`}</div>`;
 
 /** What an answer that says no says. @param {string} text */
 function problem(text) {
