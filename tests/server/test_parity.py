@@ -499,6 +499,7 @@ async def workers_are_ordered(script: Script) -> None:
     told = (await script.ask(Renew(worker=worker, wait=0.1, paused=False))).worker
     assert told == paused.orders
     assert (await script.ask(Renew(worker=worker, wait=0.1, paused=True))).worker is None
+    assert (await script.ask(Renew(worker=worker, paused=False))).worker == told  # also if it does not wait
     assert (await script.ask(Renew(worker=worker, wait=0.1))).worker is None  # it takes no orders
     stopped = await script.ask(StopWorker(worker="w"))  # by its name
     assert (stopped.orders.stop, stopped.orders.pause.why) == ("soon", "a leak")

@@ -11,13 +11,12 @@ from datetime import datetime, timedelta
 
 import msgspec
 from msgspec import Struct
-from msgspec.structs import replace
 
 from windlass.engine.context import POLL_EVERY, EngineContext, fence, lease_of
 from windlass.engine.dependencies import give_results
 from windlass.engine.reports import claim_request, claimed, read_on_lost
 from windlass.engine.work import renew_now
-from windlass.engine.workers import SECRETS, unknown_orders
+from windlass.engine.workers import SECRETS
 from windlass.model import lifecycle
 from windlass.model.job import State
 from windlass.model.lifecycle import Move
@@ -142,9 +141,7 @@ class PushWorkers:
 
     async def renew(self, worker: Worker, renew: Renew) -> Renewed:
         """Renew the leases of a worker's jobs on its behalf."""
-        renewed = await renew_now(self._context, renew, lease_of(self._context, worker))
-        orders = await unknown_orders(self._context, renew)
-        return renewed if orders is None else replace(renewed, worker=orders)
+        return await renew_now(self._context, renew, lease_of(self._context, worker))
 
     async def lose(self, jobs: Sequence[tuple[JobKey, str]]) -> None:
         """Reclaim jobs now, by their tokens: their worker is gone, so their leases need not run out."""

@@ -133,8 +133,6 @@ async def _renew_until_ordered(context: EngineContext, operation: Renew, lease: 
         while True:
             # Renew once more before the first wait: an order may have come before it listened for wake-ups.
             renewed = await renew_now(context, bare, lease)
-            if operation.paused is not None:
-                renewed = replace(renewed, worker=await unknown_orders(context, operation))
             remaining = until - loop.time()
             if renewed != NOTHING_NEW or remaining <= 0:
                 return renewed
@@ -144,17 +142,19 @@ async def _renew_until_ordered(context: EngineContext, operation: Renew, lease: 
 
 
 async def renew_now(context: EngineContext, operation: Renew, lease: float) -> Renewed:
+    orders = await unknown_orders(context, operation)
     if not operation.jobs:
-        return Renewed()
+        return Renewed(worker=orders)
     check_output(operation.jobs)
     tenants = await reports.tenants_of(context, operation)
     beats = [reports.alive(item, tenant) for item, tenant in zip(operation.jobs, tenants, strict=True)]
     replies = await context.writes.heartbeat(beats, lease)
-    orders = [reports.order_for(item, reply) for item, reply in zip(operation.jobs, replies, strict=True)]
+    stops = [reports.order_for(item, reply) for item, reply in zip(operation.jobs, replies, strict=True)]
     return Renewed(
         lost=[reply.id for reply in replies if not reply.held],
-        orders=[order for order in orders if order is not None],
+        orders=[order for order in stops if order is not None],
         messages=deliveries(replies),
+        worker=orders,
     )
 
 

@@ -138,7 +138,11 @@ async def stop_worker(context: EngineContext, operation: StopWorker) -> Worker:
 
 
 async def unknown_orders(context: EngineContext, renew: Renew) -> WorkerOrders | None:
-    """What a worker is ordered to do; null = what it knows. If the store does not say so, it still may renew."""
+    """What a worker is ordered to do; null = what it knows, or it takes no orders. It may renew even if the store does
+    not say.
+    """
+    if renew.paused is None:
+        return None
     with suppress(WindlassError):
         data = (await context.store.records.list(ORDERS, [renew.worker])).get(renew.worker)
         orders = NO_ORDERS if data is None else await _in_force(context, _orders.decode(data))
