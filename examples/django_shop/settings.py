@@ -15,4 +15,5 @@ DATABASES = {
         "OPTIONS": {"transaction_mode": "IMMEDIATE"},  # or a transaction that first reads and then writes may fail
     }
 }
+TIME_ZONE = "Europe/Rome"
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"

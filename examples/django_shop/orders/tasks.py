@@ -29,6 +29,6 @@ def send_receipt(order: int) -> None:
 @app.cron("0 3 * * *", tz="Europe/Rome")
 def report() -> None:
     """Yesterday's sales. Run twice, it is the same report."""
-    day = timezone.now().date() - timedelta(days=1)
+    day = timezone.localdate() - timedelta(days=1)
     sold = Order.objects.filter(created_at__date=day).aggregate(cents=models.Sum("cents", default=0))
     Report.objects.update_or_create(day=day, defaults=sold)
